@@ -92,6 +92,7 @@ def changes(run: RunData) -> list[Change]:
         for key, (label, say) in FIGURES.items():
             first, last = before[player][key], after.get(player, {}).get(key)
             change = None if first is None or last is None else last - first
+            # Sums of the same numbers in another order.
             if change is not None and abs(change) < NOISE:
                 change = 0.0
             text = number(None)
@@ -116,14 +117,13 @@ _TAKEN_OVER = {"win_rate": "trades", "avg_reward": "decisions"}
 
 
 def _sure(before: Row, after: Row | None, key: str) -> bool:
-    """Whether a figure changed by more than noise, taking decisions for independent.
-
-    A share's interval holds for any values of 0 to 1: none vary more than those that are 0 or 1.
-    """
+    """Whether a figure changed by more than noise, taking decisions for independent."""
     over = _TAKEN_OVER.get(key)
     if over is None or after is None or before[key] is None or after[key] is None:
         return False
     return significant(
+        # A share's interval holds for any values of 0 to 1: none vary more than those that are 0 or
+        # 1.
         *(wilson_interval(round(one[key] * one[over]), one[over]) for one in (before, after))
     )
 
@@ -143,7 +143,6 @@ def results(run: RunData) -> list[Chart]:
 
 
 def _gain(rows: Sequence[Row], key: str, title: str) -> Chart:
-    """How much more reward some agents get than others."""
     points = [
         (row["window"], row[key], row[f"{key}_low"], row[f"{key}_high"])
         for row in rows
@@ -194,6 +193,7 @@ def emerged(rows: Sequence[Row]) -> list[list[str]]:
             for row, share in zip(rows, shares, strict=True)
             if abs(share - shares[0]) >= abs(change) / 2
         )
+        # Without control agents there is no figure.
         last = control.get(kind, [0.0] if control else [None])[0]
         line = [
             kind.replace("_", " ").lower(),

@@ -25,8 +25,7 @@ Row = Mapping[str, Any]
 class WindowTracker(Tracker):
     """Writes windows.jsonl and the files of ``Tracker``; a step of the sinks is a window.
 
-    A line of metrics.jsonl is an update, and names its window. ``total_updates``: windows of the
-    whole run, one update each at most; 0: no end.
+    A line of metrics.jsonl is an update. total_updates: windows of the whole run; 0: no end.
     """
 
     def log_window(self, row: Row, update: Row | None) -> None:
@@ -55,28 +54,25 @@ class WindowTracker(Tracker):
         super().log_activity(f"{doing} {window_id}" if window_id else doing)
 
     def log_decisions(self, window_id: str, count: int) -> None:
-        """So many decisions more in a window."""
         self._decisions[window_id] += count
         self.tick()
 
     def resume_windows(self, done: Sequence[tuple[Row, Row | None]]) -> None:
-        """Write the files again from the windows that are done, as ``log_window`` was given them.
-
-        Called once, before the first window of this process.
-        """
+        """Write the files again from the windows that are done."""
         write_jsonl(self.paths.windows, (row for row, _ in done))
         updates = (_update_row(row, update) for row, update in done if update is not None)
         write_jsonl(self.paths.metrics, updates)
         self._files[self.paths.metrics].close()
         self._files[self.paths.metrics] = JsonlFile(self.paths.metrics)
         self._window_file.close()
+        # A process that died may have written a window that was not done.
         self._sinks.rewind(len(done))
         self._restore_counters()
         self._write_summary({})
         self._publish()
 
     def progress(self) -> Progress:
-        """Everything the display shows, as of now; ``window``: the one that was finished last."""
+        """Everything the display shows; ``window``: the one that was finished last."""
         known = super().progress()
         counted = f", {self._decisions[self._active]:,} decisions" if self._active else ""
         players = self._windows[-1]["players"] if self._windows else {}
@@ -90,7 +86,7 @@ class WindowTracker(Tracker):
         )
 
     def tick(self) -> None:
-        """Publish once a second; the sinks get one step per window."""
+        # The sinks get one step per window.
         if self._clock() >= self._next_publish:
             self._publish()
 
@@ -113,6 +109,7 @@ class WindowTracker(Tracker):
     def _count(self, row: Row, update: Row | None) -> None:
         self._update = row["window"]
         self._windows.append(row)
+        # Only the windows under way are shown with their counts.
         for window_id in [one for one in self._decisions if one <= row["window_id"]]:
             del self._decisions[window_id]
         if update is not None:

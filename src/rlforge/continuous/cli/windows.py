@@ -199,6 +199,7 @@ def decisions(
         )
     wanted = [one for one in found if agent in (None, one.agent_id)]
     if agent is None:
+        # Scripted traders are shown where the model took no decision.
         wanted = [one for one in wanted if one.completion and one.metadata.learns] or wanted
     chosen = wanted[-last:]
     if worst:
@@ -241,6 +242,7 @@ def export_windows(
     _check_ids(window or [], reader)
     if folder.exists():
         raise ConfigError(f"{folder} exists already; name a folder that does not")
+    # Before the work of the export.
     check_push(push, public=public)
     rows = export_dataset(reader, folder, window or None, _run_of(where))
     typer.echo(f"{rows:,} decisions", err=True)
@@ -309,6 +311,7 @@ def _opened_store(where: Path) -> tuple[StoreReader, WindowConfig]:
     except RlforgeError as error:
         what = f"{where} is neither a trajectory store (it has no {FILE}) nor a run"
         raise ConfigError(what if where.is_dir() else str(error)) from error
+    # A run may keep its store elsewhere.
     config = _settings_of(where)
     folder = store_folder(config.store, where)
     if not folder.exists():
@@ -317,7 +320,6 @@ def _opened_store(where: Path) -> tuple[StoreReader, WindowConfig]:
 
 
 def _settings_of(run: Path) -> ContinuousConfig:
-    """The configuration of a run."""
     from rlforge.config.roots import read_run
     from rlforge.continuous.config.continuous import ContinuousConfig
 
@@ -325,16 +327,14 @@ def _settings_of(run: Path) -> ContinuousConfig:
 
 
 def _now(where: Path, reader: StoreReader, config: WindowConfig) -> float:
-    """The current time by the clock of the decisions.
-
-    A simulated clock stands at the newest decision, or at the end of the last window that the run
-    at or above ``where`` trained on, whichever is later.
-    """
+    """The current time by the clock of the decisions."""
     from rlforge.continuous.decisions.windows import Windows
     from rlforge.record.files import RunPaths, read_jsonl
 
     if config.clock == "wall":
         return time.time()
+    # A simulated clock stands at the newest decision, or at the end of the last window that was
+    # trained on.
     moments = [one.timestamp for one in reader.decisions(reader.window_ids()[-1], brief=True)[-1:]]
     run = _run_of(where)
     if trained := [] if run is None else read_jsonl(RunPaths(root=run).windows):
@@ -377,7 +377,6 @@ def _run_of(where: Path) -> Path | None:
 
 
 def _scores(where: Path, window_id: str) -> Mapping[str, Mapping[str, Any]]:
-    """Score and explanation of each decision, where the store belongs to a run that scored them."""
     from rlforge.record.files import RunPaths, read_json
 
     run = _run_of(where)
@@ -387,7 +386,6 @@ def _scores(where: Path, window_id: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _decision_table(decision: Decision, scored: Mapping[str, Any], *, full: bool) -> Table:
-    """One decision, a line for each part."""
     from rlforge.continuous.decisions.records import PROBLEM
     from rlforge.continuous.ruler.question import situation
     from rlforge.show.formatting import number

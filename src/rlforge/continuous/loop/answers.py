@@ -64,7 +64,8 @@ def state_after(decision: Decision) -> Json:
 
 
 def confidence_of(completion: Completion) -> float:
-    """Geometric mean of its tokens' probabilities; 1 where there are no log-probabilities."""
+    """Geometric mean of its tokens' probabilities; 1 where there are none."""
     if not completion.logprobs:
         return 1.0
+    # Sums of rounded log-probabilities may exceed 0.
     return min(1.0, math.exp(math.fsum(completion.logprobs) / len(completion.logprobs)))

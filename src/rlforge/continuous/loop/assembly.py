@@ -42,13 +42,14 @@ class LearningSide:
 
 @value
 class Assembly:
-    """All parts of a run that is ready to begin. digests: a line for each window that is done."""
+    """All parts of a run that is ready to begin."""
 
     policy: PolicySide
     source: Source
     learning: LearningSide
     journal: Journal
     scores: ScoreFiles
+    # A line for each window that is done.
     digests: DigestChain
 
 
@@ -56,13 +57,13 @@ class Assembly:
 async def assembled(
     context: RunContext[ContinuousConfig], stop: asyncio.Event
 ) -> AsyncIterator[Assembly]:
-    """Make all parts over the actors of a run, resuming what its directory holds.
+    """Make all parts over the actors of a run, in the state that its directory holds.
 
-    They are closed at the end of the block. stop: set when the run is asked to end. Raises
-    ConfigError, CheckpointError, EngineError or RunError when a part cannot be made or resumed.
+    Raises ConfigError, CheckpointError, EngineError or RunError when a part cannot be made.
     """
     run_dir = context.run_dir
     async with contextlib.AsyncExitStack() as stack:
+        # First of all: the source goes on where the journal ends.
         journal = stack.enter_context(contextlib.closing(Journal(run_dir / "journal.sqlite")))
         policy = await stack.enter_async_context(policy_side(context))
         learning = await stack.enter_async_context(learning_side(context, policy))
@@ -93,6 +94,7 @@ async def learning_side(
     config, actors, run_dir = context.config, context.actors, context.run_dir
     update: Update = actors.learner.update
     if context.hardware.alternate:
+        # On one device engine and learner take turns.
         update = partial(update_in_turn, actors, partial(call_restarted, actors.named))
     ruler = config.ruler
     if ruler.model_path is None:  # what the scorer learns is kept in the run directory
@@ -114,4 +116,5 @@ async def learning_side(
             algorithm=make_algorithm(config.algorithm, config.engine.max_tokens),
         )
     finally:
+        # A judge holds connections.
         await scorer.close()

@@ -22,20 +22,16 @@ from rlforge.types import OTHER_RUN, Completion, value
 
 @value
 class Scored:
-    """A complete decision with its score (None where the scorer failed) and normalised reward.
-
-    to_go: discounted sum of it and the agent's later rewards, where ``continuous.train_on`` is
-    ``return``.
-    """
+    """A decision with its score, None where the scorer failed, and its normalised reward."""
 
     decision: Decision
     score: float | None
     reward: float
+    # Discounted sum of it and the agent's later rewards, for train_on=return.
     to_go: float | None = None
 
     @property
     def completion(self) -> Completion:
-        """The model's answer; only its own decisions have one."""
         assert self.decision.completion is not None
         return self.decision.completion
 
@@ -57,12 +53,7 @@ class WindowBatch:
 
 
 def largest_share(counts: Sequence[int], share: float) -> int:
-    """The most that each of several counts may keep so that none exceeds ``share`` of what is left.
-
-    Example:
-        >>> largest_share([100, 3, 2], 0.5), largest_share([100], 0.5), largest_share([7, 2], 1.0)
-        (5, 0, 7)
-    """
+    """The most that each count may keep so that none exceeds ``share`` of what is left."""
     highest = max(counts, default=0)
     return next(
         (
@@ -78,9 +69,8 @@ def largest_share(counts: Sequence[int], share: float) -> int:
 class WindowFilter:
     """The rules by which decisions become a batch.
 
-    version: that is about to be trained. max_staleness: most versions between it and the one that
-    decided; None: those are of another run. max_length: tokens of prompt and answer. foreign:
-    deployments whose decisions are not the model's own. gamma: discount of later rewards.
+    version: the one to be trained. max_staleness: None for decisions of another run. max_length:
+    tokens of prompt and answer. foreign: deployments whose decisions are not the model's own.
     """
 
     settings: ContinuousSettings
@@ -94,11 +84,7 @@ class WindowFilter:
     def build_window_batch(
         self, batch_id: str, decisions: Sequence[Scored], why_unscored: str = ""
     ) -> WindowBatch:
-        """A batch of the model's selected decisions that are neither too old nor too long.
-
-        Those of one agent form one episode for a critic, and one group for ``window_grpo``.
-        why_unscored: what the scorer says of those without a score.
-        """
+        """A batch of the selected decisions; why_unscored: what the scorer says of the others."""
         ours = [
             one
             for one in decisions
@@ -110,6 +96,7 @@ class WindowFilter:
             ours = [
                 dataclasses.replace(one, to_go=to_go) for one, to_go in zip(ours, sums, strict=True)
             ]
+        # Refused answers always count, else scores would hide from the model that they fail.
         chosen = [one for one in ours if self._punished(one) or self._selected(one)]
         oldest = -math.inf if self.max_staleness is None else self.version - self.max_staleness
         fresh = [one for one in chosen if one.completion.policy_version >= oldest]
@@ -137,13 +124,12 @@ class WindowFilter:
     # ------------------------------------------------------------ one decision
 
     def _punished(self, one: Scored) -> bool:
-        """Refused by the market: trained on with ``invalid_reward``, independent of its score."""
         return self.settings.invalid_reward is not None and one.decision.refused
 
     def _selected(self, one: Scored) -> bool:
-        """Above the threshold; without a score only where scores are not used."""
         settings = self.settings
         scored = settings.selects_by == "score" or settings.train_on in ("score", "mix")
+        # Without a score only where scores are not used.
         if one.score is None and scored:
             return False
         if settings.selects_by == "all":
@@ -152,11 +138,11 @@ class WindowFilter:
         return measure is not None and measure > settings.threshold
 
     def _shared(self, batch_id: str, decisions: list[Scored]) -> list[Scored]:
-        """``decisions`` without those by which an agent would exceed its share, drawn by window."""
         counts = Counter(one.decision.agent_id for one in decisions)
         most = largest_share(list(counts.values()), self.settings.max_agent_share)
         if most >= max(counts.values(), default=0):
             return decisions
+        # Drawn by the window, so that a resumed run leaves out the same ones.
         order = sorted(decisions, key=lambda one: seed_of(f"{batch_id}/{one.decision.id}"))
         taken: Counter[str] = Counter()
         kept = set()
@@ -168,7 +154,6 @@ class WindowFilter:
         return [one for one in decisions if one.decision.id in kept]
 
     def _trained_reward(self, one: Scored) -> float:
-        """The reward in the update; ``mix`` maps scores (0 to 1) to the range of rewards (±1)."""
         if one.to_go is not None:
             return one.to_go
         if self.settings.train_on == "reward" or self._punished(one):
@@ -177,6 +162,7 @@ class WindowFilter:
         if self.settings.train_on == "score":
             return one.score
         weight = self.settings.score_weight
+        # Scores are 0 to 1, rewards -1 to 1.
         return (1 - weight) * one.reward + weight * (2 * one.score - 1)
 
     # ------------------------------------------------------------ the batch
@@ -196,6 +182,7 @@ class WindowFilter:
         assert decision.reward is not None
         about = {"decision_id": decision.id, "agent_id": decision.agent_id, "score": one.score}
         return Sample(
+            # An agent's decisions are one episode for a critic, all of a window one group.
             origin=f"{batch_id}/{decision.agent_id}",
             env_id=self.settings.source,
             group_id=batch_id,

@@ -16,10 +16,10 @@ REFUSED = "refused"
 
 
 def behaviour(decisions: Sequence[Decision]) -> dict[str, float | None]:
-    """Figures of a window's decisions; of one that is not of a market, only those of actions.
+    """Figures of a window's decisions; outside of a market only those of actions.
 
-    ``action/PLAYER/TYPE``: share of the player's actions, ``refused`` for those that were not
-    accepted. ``social/…``: see ``communication`` and ``teams``.
+    ``action/PLAYER/TYPE``: share of the player's actions. ``social/…``: ``communication``,
+    ``teams``.
     """
     figures: dict[str, float | None] = {}
     for player, own in players(decisions).items():
@@ -36,13 +36,14 @@ def behaviour(decisions: Sequence[Decision]) -> dict[str, float | None]:
 
 
 def communication(decisions: Sequence[Decision]) -> dict[str, float | None]:
-    """posts, comments: per decision. follows: accounts that an agent follows, on average.
+    """Posts and comments per decision, and how many accounts an agent follows.
 
-    to_each_other: share of comments and follows among these agents. None: there is no case.
+    to_each_other: share of comments and follows among these agents.
     """
     done = [d for d in decisions if not d.refused]
     counts = Counter(d.action["type"] for d in done)
     agents = {d.agent_id for d in decisions}
+    # News accounts are no agents.
     inside = [other in agents for _, other in _addressed(done)]
     follows = [len(d.state["agent"]["following"]) for d in decisions]
     return {
@@ -55,10 +56,7 @@ def communication(decisions: Sequence[Decision]) -> dict[str, float | None]:
 
 
 def agreement(decisions: Iterable[Decision]) -> float | None:
-    """Share of the pairs of agents that trade in one market at one time and take the same side.
-
-    0.5 is what independent agents without a common opinion reach. None: there is no such pair.
-    """
+    """Share of pairs of agents that trade in one market at one time and take the same side."""
     sides: dict[tuple[float, Any], Counter[int]] = {}
     for one in decisions:
         about = one.action.get("marketId", one.action.get("ticker"))
@@ -66,15 +64,14 @@ def agreement(decisions: Iterable[Decision]) -> float | None:
             sides.setdefault((one.timestamp, about), Counter())[sign_of(one.action)] += 1
     pairs = sum(math.comb(taken.total(), 2) for taken in sides.values())
     same = sum(math.comb(count, 2) for taken in sides.values() for count in taken.values())
+    # Independent agents without a common opinion reach 0.5.
     return same / pairs if pairs else None
 
 
 def teams(decisions: Sequence[Decision]) -> dict[str, float | None]:
-    """Whether agents that are tied, by following or commenting, do better than those by themselves.
+    """Whether agents that follow or comment each other do better than the others.
 
-    team_agents: share of the agents with such a tie. team_advantage, with ``_low`` and ``_high``:
-    mean reward of theirs less that of the others (``difference``); None with fewer than two on a
-    side.
+    team_advantage: difference of their mean rewards, None with fewer than two on a side.
     """
     agents = {d.agent_id for d in decisions}
     tied = {
@@ -99,7 +96,7 @@ def teams(decisions: Sequence[Decision]) -> dict[str, float | None]:
 def _addressed(
     decisions: Iterable[Decision], *, standing: bool = False
 ) -> Iterable[tuple[str, str]]:
-    """Who comments on, or begins to follow, whom. standing: also who follows whom already."""
+    """Who comments on or begins to follow whom. standing: also who follows whom already."""
     for one in decisions:
         if standing:
             yield from ((one.agent_id, user) for user in one.state["agent"]["following"])

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 class EpisodesDriver(Driver):
     """Plays the episodes of a window when its time comes; time stands still otherwise.
 
-    begin: from which nothing was played. record: called with the decisions of each episode.
+    begin: where nothing is played yet. record: called with the decisions of each episode.
     """
 
     def __init__(
@@ -65,8 +65,9 @@ class EpisodesDriver(Driver):
             self._now = self._grid.span(window_id)[1]
 
     async def _play_window(self, window_id: str) -> None:
-        """Play the episodes of a window that are not on record: agents at once, theirs in turn."""
+        """Play the episodes that are not on record: agents at once, each one's in turn."""
         rows = await asyncio.to_thread(self._store.decisions, window_id=window_id)
+        # An episode is recorded whole or not at all.
         done = {decision.id.rpartition("-")[0] for decision in rows}
         failures: list[str] = []
 
@@ -79,6 +80,7 @@ class EpisodesDriver(Driver):
                     continue
                 try:
                     decisions = await self._decisions(episode)
+                # Every later episode would fail, too.
                 except EngineDeadError as error:
                     raise RunError(f"the engine is gone: {error}") from error
                 except RlforgeError as error:
@@ -96,6 +98,7 @@ class EpisodesDriver(Driver):
 
     def _episode(self, window_id: str, place: int, agent: str, turn: int) -> _Episode:
         begin, end = self._grid.span(window_id)
+        # Counted from the first window, so that a resumed run goes on with the same numbers.
         passed = round((begin - self._first) / (end - begin)) * self._each + turn
         length = (end - begin) / self._each
         return _Episode(
@@ -108,7 +111,7 @@ class EpisodesDriver(Driver):
         )
 
     async def _decisions(self, episode: _Episode) -> list[Decision]:
-        """Play an episode. Raises RlforgeError where it ends without a result."""
+        """Play an episode; RlforgeError where it ends without a result."""
         seed = seed_of(f"{self._config.seed}/{episode.number}")
         session = Session(episode.agent, episode.number, seed, self._model)
         with EPISODES.trial(self._name, RlforgeError):
@@ -120,6 +123,7 @@ class EpisodesDriver(Driver):
                 f"{episode.name}-{place:04d}",
                 session.agent,
                 episode.window_id,
+                # Its answers lie evenly in its time.
                 episode.begin + episode.length * place / len(rewarded),
                 CONTROL if control else self._provider,
                 conversation,
@@ -134,7 +138,7 @@ class EpisodesDriver(Driver):
 
 @value
 class _Episode:
-    """begin, length: its time, in seconds. number: see ``Session``."""
+    """An episode and its time, in seconds."""
 
     name: str
     agent: str

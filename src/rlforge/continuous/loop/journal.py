@@ -31,7 +31,7 @@ PHASES = ("begun", "collected", "scored", "trained", "deployed", "done")
 
 @value
 class Entry:
-    """The work on one window. number: from 1. facts: JSON values, by the phase that wrote them."""
+    """The work on one window. number: from 1. facts: JSON values, by phase."""
 
     number: int
     window_id: str
@@ -44,10 +44,10 @@ class Entry:
 
 
 class Journal:
-    """The entries of one run. The lock of the run directory keeps other processes away."""
+    """The entries of one run, which the lock of its directory keeps other processes from."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create ``path``. Raises RunError when it is no journal or cannot be written."""
+        """Open or create ``path``; RunError when it is no journal or cannot be written."""
         self._path = path
         try:
             self._database = sqlite3.connect(path, isolation_level=None)
@@ -93,7 +93,7 @@ class Journal:
         return entry
 
     def reach(self, entry: Entry, phase: str, **facts: Any) -> Entry:
-        """Enter the next phase; facts: its results. Returns the entry as it is now."""
+        """Enter the next phase with its results, and return the entry as it is now."""
         assert PHASES.index(phase) == PHASES.index(entry.phase) + 1, f"{entry.phase} to {phase}"
         further = dataclasses.replace(entry, phase=phase, facts={**entry.facts, phase: facts})
         self._run(
@@ -103,7 +103,6 @@ class Journal:
         return further
 
     def close(self) -> None:
-        """Close the file; closing twice is fine."""
         self._database.close()
 
     def _run(self, statement: str, values: tuple[Any, ...] = ()) -> list[Entry]:
@@ -129,7 +128,6 @@ class ScoreFiles:
         self._paths = RunPaths(root=run_dir)
 
     def write(self, window: TrainingWindow, scores: DecisionScores) -> None:
-        """Store the scores of the decisions of ``window``, which are in the same order."""
         path = self._paths.scores(window.id)
         path.parent.mkdir(parents=True, exist_ok=True)
         rows = zip(window.decisions, scores.values, scores.explanations, strict=True)
@@ -157,16 +155,16 @@ class ScoreFiles:
         )
 
     def delete(self, window_ids: Collection[str]) -> None:
-        """Delete the scores of these windows."""
         for window_id in window_ids:
             self._paths.scores(window_id).unlink(missing_ok=True)
 
 
 def check_windows_left(run_dir: Path, windows: int | None) -> None:
-    """Raise RunError when the run in ``run_dir`` has done all ``windows`` and ended by itself."""
+    """Raise RunError when the run has done all ``windows`` and ended by itself."""
     journal = Journal(run_dir / "journal.sqlite")
     done = journal.done()
     journal.close()
+    # One that was killed after its last window still has to measure what it reached.
     ended = is_done(RunPaths(root=run_dir))
     if ended and windows is not None and done >= windows:
         raise RunError(
@@ -180,7 +178,7 @@ _WINDOWS = 8
 
 
 class RecordedWindows(Recorded):
-    """A continuous run, whose decisions in the store and their scores are those that were noted."""
+    """Checks that decisions in the store and their scores are those that were noted."""
 
     def __init__(self, run_dir: Path, whole: bool, seed: int) -> None:
         super().__init__(run_dir, whole, seed)
@@ -194,6 +192,7 @@ class RecordedWindows(Recorded):
         store = StoreReader(store_folder(self.config.store, self.dir))
         here = set(store.window_ids())
         gone = [row["window_id"] for row in self.steps.values() if row["window_id"] not in here]
+        # Else they were deleted on purpose.
         if gone and self.config.store.keep_windows is None:
             problems.append(f"window {gone[0]} is missing")
         elif gone:

@@ -31,7 +31,7 @@ Update = Callable[[TrainBatch], Awaitable[tuple[UpdateResult, Span]]]
 
 @value
 class Trained:
-    """A new version, on disk. metrics, digests: of the update; samples: that it learned from."""
+    """A new version on disk, with metrics and digests of its update."""
 
     checkpoint: Checkpoint
     samples: int
@@ -42,9 +42,11 @@ class Trained:
 class WindowLearner:
     """The learner group, and ``checkpoints/step-N`` of the run directory; one call at a time.
 
-    A checkpoint's manifest names its window: it is the only record of an update, and so decides
-    whether a window was trained on. keep: how many versions ``prune`` leaves besides protected
-    ones. update: of ``group``; None: its own method.
+    Args:
+        group: Makes updates.
+        root: Of the checkpoints.
+        keep: How many versions ``prune`` leaves besides protected ones.
+        update: Makes an update of ``group``; None: its own method.
     """
 
     def __init__(
@@ -57,13 +59,12 @@ class WindowLearner:
 
     @property
     def standing(self) -> str:
-        """The version of the current weights, from which the next one is trained."""
+        """The version whose weights the next one is trained from."""
         assert self._standing is not None, "begin or restore comes first"
         return self._standing
 
     @property
     def version(self) -> int:
-        """Number of ``standing``."""
         return step_number(self.standing)
 
     async def begin(self) -> Checkpoint:
@@ -76,7 +77,7 @@ class WindowLearner:
         return await self.restore(step_name(0))
 
     async def restore(self, uid: str) -> Checkpoint:
-        """Go on from version ``uid``, under a number that is new; CheckpointError if damaged."""
+        """Go on from version ``uid``, under a new number; CheckpointError if damaged."""
         # The randomness and learning rate of an update follow from its number.
         newest = list_checkpoints(self._root)[-1]
         await self._group.load_state(uid, version=checkpoint_version(newest))
@@ -84,10 +85,8 @@ class WindowLearner:
         return _checkpoint(self._root / uid)
 
     async def train(self, window_id: str, batch: TrainBatch) -> Trained | None:
-        """Learn from the batch of a window; None when no optimizer step was finite.
-
-        After a RlforgeError, as for a full disk, the learner is what it was before.
-        """
+        """Learn from the batch of a window; None when no optimizer step was finite."""
+        # A process died between the update and its entry in the journal.
         if (done := self.trained_on(window_id)) is not None:
             await self.restore(done.checkpoint.uid)
             return done
@@ -106,8 +105,11 @@ class WindowLearner:
                 "metrics": dict(result.metrics),
                 "digests": {"batch": digest, **result.digests},
             }
+            # The manifest is the only record of an update: it and the weights are there together,
+            # or neither.
             meta = {"window_id": window_id, **facts}
             saved = await self._group.save(result.version, parent, meta=meta, state={})
+        # After a full disk the learner is what it was before.
         except RlforgeError:
             await self.restore(parent)
             raise

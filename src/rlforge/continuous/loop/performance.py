@@ -17,8 +17,7 @@ POLICY = "policy"
 class Performance:
     """Figures over complete decisions; nan where there is nothing to average.
 
-    trades: with money at stake; win_rate: those with a profit; avg_pnl: of one, in the market's
-    currency. refused: whose action was not accepted.
+    trades: decisions with money at stake; win_rate, avg_pnl: of these, in the market's currency.
     """
 
     decisions: int
@@ -30,7 +29,7 @@ class Performance:
 
 
 def performance(decisions: Iterable[Decision]) -> Performance:
-    """Performance over the complete ones among ``decisions``."""
+    """Figures of the complete ones among ``decisions``."""
     complete = [decision for decision in decisions if decision.reward is not None]
     results = [d.result for d in complete if d.result is not None and d.result.investment > 0]
     return Performance(
@@ -75,7 +74,7 @@ def reward_means(decisions: Iterable[Decision]) -> Mapping[str, float]:
 
 @value
 class Difference:
-    """How much more reward some agents get than others, with its interval of confidence."""
+    """How much more reward some agents get than others, with its 95 % interval."""
 
     mean: float
     low: float
@@ -83,7 +82,8 @@ class Difference:
 
 
 def difference_to_control(decisions: Sequence[Decision]) -> Difference | None:
-    """Difference of the policy's agents to the control's; None with fewer than two on a side."""
+    """Difference of the policy's agents to the control's; None for fewer than two."""
+    # An agent counts once: its decisions depend on each other.
     return difference(
         list(reward_means(d for d in decisions if is_ours(d)).values()),
         list(reward_means(d for d in decisions if d.metadata.provider == CONTROL).values()),
@@ -93,10 +93,7 @@ def difference_to_control(decisions: Sequence[Decision]) -> Difference | None:
 def difference(
     ours: Sequence[float], theirs: Sequence[float], confidence: float = 0.95
 ) -> Difference | None:
-    """The difference of agents' mean rewards; None with fewer than two agents on a side.
-
-    An agent counts once: its decisions depend on each other. Welch's t-test (Welch 1947).
-    """
+    """Welch's interval of a difference of means; None with fewer than two on a side."""
     from scipy.stats import ttest_ind
 
     if min(len(ours), len(theirs)) < 2:

@@ -32,14 +32,14 @@ DEPLOYMENTS = "deployments"
 
 @value
 class Deployed:
-    """The result of a deployment. success: None: there was none, or it is on trial."""
+    """The result of a deployment; ``success`` is None without one, and during a trial."""
 
     success: bool | None
     reason: str = ""
 
 
 class DeploymentsByStep:
-    """The deployments of ``service``, each under the name of its checkpoint, ``step-N``.
+    """The deployments of ``service`` by the names of their checkpoints, ``step-N``.
 
     The base model is ``step-0``. Adapters from elsewhere have no such name: learning neither
     continues from them nor learns from their decisions.
@@ -49,15 +49,15 @@ class DeploymentsByStep:
         self._service = service
 
     def on_trial(self) -> bool:
-        """Whether a new version is still being compared with the current one."""
+        """Whether a new version is being compared with the current one."""
         return self._service.trial is not None
 
     def serving(self) -> str:
-        """The version of this run that serves, or served last; in a trial the current one."""
+        """The run's own version that serves, or served last; in a trial the current one."""
         return next(step for step in map(_step, self._service.stack()) if step is not None)
 
     def foreign(self) -> Mapping[str, str]:
-        """The deployments from elsewhere: where each came from, by ``Deployment.uid``."""
+        """The sources of deployments from elsewhere, by ``Deployment.uid``."""
         return {d.uid: d.source for d in self._service.history() if _step(d) is None}
 
     def needed(self) -> Collection[str]:
@@ -86,10 +86,7 @@ def _step(deployment: Deployment) -> str | None:
 
 @value
 class PolicySide:
-    """The engine that answers, and the deployments that it serves.
-
-    trials, prompter: None without a market. params, tokenizer: of answers.
-    """
+    """The engine that answers, and the deployments that it serves."""
 
     engine: Engine
     service: DeploymentService
@@ -146,6 +143,7 @@ def follow_engine(context: RunContext[ContinuousConfig], name: str, state: Engin
     """Keep the absent actors of the run, and note what becomes of an engine."""
     absent = context.actors.absent
     if state == "here":
+        # One that is there from the start has not joined.
         if name in absent and context.hardware.elastic:
             context.note(f"{name} has joined")
         absent.discard(name)
@@ -159,7 +157,7 @@ def follow_engine(context: RunContext[ContinuousConfig], name: str, state: Engin
 
 
 def checks_of_run(run_dir: Path, config: ContinuousConfig) -> MakeChecks:
-    """Checks of versions of a run, for a service. config: with the service's model and engine."""
+    """Checks of a run's versions, for a service; config: with the service's model and engine."""
 
     def make(engine: Engine, tokenizer: Any) -> Checks:
         params = config.engine.sampling(stop_token_ids(config.model, tokenizer))
@@ -189,12 +187,13 @@ def first_version(config: ContinuousConfig, run_dir: Path) -> PolicyRef:
     """The version that the run begins with: the base model, or ``learner.initial_adapter``."""
     if config.learner.initial_adapter is None:
         return PolicyRef(uid="base", kind="checkpoint")
+    # The run's own copy: the adapter may be moved or deleted.
     path = str(run_dir / "checkpoints" / step_name(0))
     return PolicyRef(uid=CONTROL, kind="checkpoint", path_or_name=path)
 
 
 def reward_bounds(config: ContinuousConfig) -> tuple[float, float]:
-    """The least and the largest outcome of an answer: of the market, or reported by a client."""
+    """The least and the largest outcome of an answer, of a market or reported by a client."""
     serve, invalid = config.serve, config.continuous.invalid_reward
     bounds = [LOW, HIGH, serve.outcome_low, serve.outcome_high]
     if invalid is not None:

@@ -1,8 +1,7 @@
 """The agents and their market, one tick at a time.
 
-In each tick the agents of the model see the market and are asked all at once, so that the engine
-answers them in one batch. Their actions are carried out in order; then the scripted traders act,
-and the market's clock moves on. Every tick is recorded before the next one begins.
+In each tick the agents of the model are asked all at once, their actions are carried out in order,
+the scripted traders act, and the market's clock moves on.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ log = logging.getLogger(__name__)
 
 @value
 class Open:
-    """A decision of a window that is not settled yet.
+    """A decision that is not settled yet. episode: of the market, from 0.
 
-    policy: uid of the version that is judged by it, if any. episode: of the market, from 0.
+    policy: uid of the version that is judged by it, if any.
     """
 
     decision_id: str
@@ -52,7 +51,7 @@ class Open:
 
 @value
 class Tick:
-    """The new decisions of a tick, and outcomes that it settled. closed: their decisions."""
+    """The new decisions of a tick, the outcomes that it settled, and what was open of these."""
 
     decisions: tuple[Decision, ...]
     outcomes: tuple[DecisionOutcome, ...]
@@ -83,11 +82,7 @@ FORMAT = 3
 
 
 class SimulationState:
-    """All state of a simulation between two ticks: market, traders, decisions not yet settled.
-
-    agents: of the model, ``control`` among them. states: what each agent sees now. open: by the
-    market's ticket. next_states: what followed each decision, by its id.
-    """
+    """All state of a simulation between two ticks: market, traders, open decisions."""
 
     def __init__(
         self, market: MarketConfig, agents: int, seed: int, control_agents: int = 0
@@ -100,18 +95,26 @@ class SimulationState:
         for agent_id in self.agents:
             self.world.join(agent_id)
         self.crowd = Crowd(self.world, seed)
+        # What each agent sees now.
         self.states: dict[str, Json] = {
             agent_id: self.world.state(agent_id) for agent_id in self.world.agent_ids
         }
+        # By the market's ticket.
         self.open: dict[int, Open] = {}
+        # What followed each open decision, by its id.
         self.next_states: dict[str, Json] = {}
 
 
 class Population:
     """Runs the ticks of a ``SimulationState``.
 
-    record: called with each tick, which is safe when it returns. recorded: decisions of an earlier
-    process, by id. A tick that is among them is repeated, and no policy is asked.
+    Args:
+        state: The simulation.
+        model: Answers for its agents.
+        labels: Of decisions.
+        reward: Of a settled decision.
+        record: Called with each tick, which is safe when it returns.
+        recorded: Decisions of an earlier process, by id: their ticks are repeated without asking.
     """
 
     def __init__(
@@ -130,7 +133,7 @@ class Population:
         self._recorded = dict(recorded or {})
 
     async def tick(self) -> None:
-        """Run one tick."""
+        """Run one tick, and record it."""
         state, now = self.state, self._labels.now(self.state)
         decisions = await self._decide(state.agents, now)
         for choice in state.crowd.act():
@@ -143,6 +146,7 @@ class Population:
         closed = [state.open[one.ticket] for one in settled]
         await self._record(
             Tick(
+                # Repeated ones are on record.
                 decisions=tuple(d for d in decisions if d.id not in self._recorded),
                 outcomes=tuple(
                     DecisionOutcome(
@@ -171,11 +175,13 @@ class Population:
     # ------------------------------------------------------------ deciding
 
     async def _decide(self, agents: Sequence[str], now: float) -> list[Decision]:
-        """Decisions of the model's agents; all of them see the market as it was before the tick."""
+        # All of them see the market as it was before the tick, and one batch of the engine answers.
         questions = [self._model.prompter.ask(self.state.states[agent_id]) for agent_id in agents]
         answers = await asyncio.gather(
             *(self._ask(agent, question) for agent, question in zip(agents, questions, strict=True))
         )
+        # One agent's prompt may be too long; where no agent gets an answer, no later tick is
+        # better.
         if agents and all(isinstance(answer, EngineError) for answer in answers):
             raise RunError(f"none of the {len(agents)} agents got an answer: {answers[0]}")
         return [
@@ -237,6 +243,7 @@ class Population:
         self.state.open[receipt.ticket] = Open(
             decision_id=decision_id,
             agent_id=receipt.agent_id,
+            # Control agents judge no version.
             policy="" if completion is None or not metadata.learns else completion.policy_uid,
             window_id=window_id,
             episode=self.state.world.ticks // self.state.world.config.episode_ticks,

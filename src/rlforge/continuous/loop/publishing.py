@@ -35,16 +35,14 @@ class DailyPush:
         self._until: float | None = (read_json(self._file) or {}).get("until")
 
     async def after_window(self, begin: float, end: float) -> None:
-        """Push where the hour came since the last push, or since ``begin`` if there was none.
-
-        What fails is logged and tried again after the next window.
-        """
+        """Push where the hour came since the last push, or else since ``begin``."""
         if self._until is None:
             self._until = begin
         if self._config.push is None or self._days(end) == self._days(self._until):
             return
         try:
             rows = await asyncio.to_thread(self._replace, self._config.push)
+        # The hub is no reason to end a run.
         except (RlforgeError, OSError) as error:
             log.warning("%s; it is tried again after the next window", error)
             return
@@ -52,7 +50,7 @@ class DailyPush:
         write_json(self._file, {"until": end, "decisions": rows})
 
     def _days(self, moment: float) -> int:
-        """How many times the hour had come by ``moment``."""
+        # How many times the hour had come by then.
         return int((moment - self._config.push_hour * 3600) // _DAY)
 
     def _replace(self, repo: str) -> int:

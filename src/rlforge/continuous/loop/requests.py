@@ -1,7 +1,7 @@
 """Answers to HTTP requests become decisions once a client has reported their outcome.
 
 An answer waits in a database of its own; with its outcome it moves into the store, into the window
-of the outcome's time, also at the next start of a process that was killed in between.
+of the outcome's time.
 """
 
 from __future__ import annotations
@@ -35,8 +35,13 @@ log = logging.getLogger(__name__)
 class AnswerLog:
     """The answers of one service that wait for their outcome.
 
-    Answers with another sampling than the run's, or that a stop string cut, are not kept.
-    on_decision: called with the window of each new decision.
+    Args:
+        file: The database.
+        store: Takes the decisions.
+        config: Of the run.
+        tokenizer: Of the model.
+        now: The clock of the decisions.
+        on_decision: Called with the window of each new decision.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class AnswerLog:
         try:
             self._db = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
+            # A power cut may lose the last answers, which costs decisions and nothing else.
             self._db.execute("PRAGMA synchronous=NORMAL")
             # What is deleted is overwritten.
             self._db.execute("PRAGMA secure_delete=ON")
@@ -75,8 +81,10 @@ class AnswerLog:
 
     async def answered(self, answer: Answered) -> None:
         """Keep an answer, unless it cannot be learned from; what fails is logged."""
+        # A stop string cut it, and the model did not decide that.
         if answer.completion is None or not answer.completion.logprobs:
             return
+        # Log-probs of another distribution would bias the update.
         if _distribution(answer.params) != self._sampling:
             return
         try:
@@ -87,10 +95,7 @@ class AnswerLog:
             log.error("the answer %s is not kept: %s", answer.id, error)
 
     async def rewarded(self, answer_id: str, reward: float) -> bool:
-        """Make a decision of the answer; False where it is not kept, or has a reward already.
-
-        Raises RunError or StoreError when it cannot be written.
-        """
+        """Make a decision of the answer; False where it is not kept or has a reward already."""
         window_id = await asyncio.to_thread(self._reward, answer_id, reward)
         if window_id is None:
             return False
@@ -98,7 +103,7 @@ class AnswerLog:
         return True
 
     def finish(self) -> None:
-        """Move answers into the store whose outcome a former process wrote and did not move."""
+        """Move the answers whose outcome a former process wrote, and no more."""
         rows = self._run("SELECT id FROM answers WHERE reward IS NOT NULL ORDER BY rewarded_at")
         for (answer_id,) in rows:
             self._move(answer_id)
@@ -109,7 +114,6 @@ class AnswerLog:
         return int(count)
 
     def close(self) -> None:
-        """Close the database."""
         self._db.close()
 
     # ------------------------------------------------------------ answers
@@ -156,7 +160,7 @@ class AnswerLog:
     # ------------------------------------------------------------ outcomes
 
     def _reward(self, answer_id: str, reward: float) -> str | None:
-        """Write an outcome and move its answer; the window, or None where none is waiting."""
+        """Write an outcome and move its answer; None where none is waiting."""
         with self._lock:
             # One that could not be moved has a reward already.
             known = self._run(
@@ -167,7 +171,6 @@ class AnswerLog:
             return self._move(answer_id) if known else None
 
     def _move(self, answer_id: str) -> str:
-        """Append an answer with its outcome to the store, which ignores what it has already."""
         [(row, reward, moment)] = self._run(
             "SELECT decision, reward, rewarded_at FROM answers WHERE id = ?", answer_id
         )
@@ -180,6 +183,7 @@ class AnswerLog:
             reward=reward,
             next_state=state_after(decision),
         )
+        # The store ignores what it has: a process may die before the next line.
         self._store.append([decision])
         self._run("DELETE FROM answers WHERE id = ?", answer_id)
         return window_id
@@ -196,5 +200,4 @@ class AnswerLog:
 
 
 def _distribution(params: SamplingParams) -> tuple[float, ...]:
-    """Settings that the log-probs of an answer depend on."""
     return (params.temperature, params.top_p, params.top_k, params.min_p)

@@ -24,7 +24,7 @@ from rlforge.system.checkpoint import step_name
 
 
 class ContinuousRun:
-    """Continuous training as a ``Controller``; it resumes from what the run directory holds."""
+    """Continuous training as a ``Controller``."""
 
     def __init__(self, context: RunContext[ContinuousConfig]) -> None:
         self._context, self._config = context, context.config
@@ -36,10 +36,10 @@ class ContinuousRun:
         self._last_summary: Mapping[str, Any] = {"objective": -math.inf}
 
     async def begin(self, *, resume: bool) -> None:
-        """Assemble the parts, and let the learner continue from the version that serves."""
         context = self._context
         parts = await self._open.enter_async_context(assembled(context, self._stop))
         done = [entry.facts["done"] for entry in parts.journal.entries() if entry.phase == "done"]
+        # The journal is the record: the tracker's files may lack its last window.
         await context.actors.tracker.resume_windows.remote(
             [(facts["window"], facts["update"]) for facts in done]
         )
@@ -73,12 +73,11 @@ class ContinuousRun:
         self._stop.set()
 
     async def close(self) -> None:
-        """Close the parts and the HTTP server."""
+        # It is asked for once more when the parts are closed.
         self._last_summary, self._parts = self.summary(), None
         await self._open.aclose()
 
     def summary(self) -> Mapping[str, Any]:
-        """The version that serves, the comparison, and the mean reward as the objective."""
         if self._parts is None:
             return self._last_summary
         journal, deployments = self._parts.journal, self._parts.policy.deployments
@@ -95,7 +94,6 @@ class ContinuousRun:
         }
 
     async def _continue_from_deployment(self, parts: Assembly) -> None:
-        """Restore the run's own version that serves; first of all, ``learner.initial_adapter``."""
         learner, policy = parts.learning.learner, parts.policy
         current = policy.service.current
         if policy.service.fell_back:
@@ -104,9 +102,11 @@ class ContinuousRun:
         untouched = policy.deployments.serving() == step_name(0)
         if untouched and self._config.learner.initial_adapter and not current.path:
             self._now("checking learner.initial_adapter before it serves")
+            # Its checks are those of any version: users get its answers.
             deployed = await policy.deployments.deploy(start)
             if deployed.success is False:
                 raise RunError(f"learner.initial_adapter does not serve: {deployed.reason}")
+        # A version that was refused is no place to go on from.
         own = await learner.restore(policy.deployments.serving())
         if (source := policy.deployments.foreign().get(current.uid)) is not None:
             self._context.note(
@@ -117,15 +117,12 @@ class ContinuousRun:
                 raise RunError(f"{own.uid} does not serve: {deployed.reason}")
 
     async def _compare(self, when: str, policy: PolicySide) -> dict[str, Any]:
-        """Measure what serves now and keep it in ``comparison.json``, unless it is there already.
-
-        when: ``before`` or ``after``. Returns the file: version and performance of ``players`` of
-        each.
-        """
+        """Measure what serves now into ``comparison.json``, and return its content."""
         episodes = self._config.continuous.compare_episodes
         if not episodes or policy.trials is None:
             return {}
         content = read_json(self._paths.comparison)
+        # A resumed run has measured it already.
         if when not in content:
             self._now(f"measuring the policy {when} training")
             players = await policy.trials.compare(policy.service.current.policy())
@@ -138,7 +135,6 @@ class ContinuousRun:
         return content
 
     def _now(self, doing: str) -> None:
-        """Report what takes the next minutes, as a note and in the display."""
         self._context.note(doing)
         self._context.actors.tracker.log_activity.remote(doing)
 
@@ -147,10 +143,7 @@ class ContinuousRun:
 async def _served_over_http(
     context: RunContext[ContinuousConfig], parts: Assembly, stop: asyncio.Event
 ) -> AsyncIterator[None]:
-    """Serve over HTTP during the block, where ``continuous.http`` is set; signals set ``stop``.
-
-    Raises ConfigError when the address of group ``serve`` cannot be listened on.
-    """
+    """Serve over HTTP during the block, where ``continuous.http`` is set; signals set ``stop``."""
     config, policy = context.config, parts.policy
     if not config.continuous.http:
         yield
@@ -174,6 +167,7 @@ async def _served_over_http(
 
         async def answer() -> None:
             if await answer_requests(app, listener, ended(), drain_s=config.serve.drain_s):
+                # The server takes the signals of the process, and the run must end by them, too.
                 stop.set()
 
         answering = asyncio.create_task(answer())

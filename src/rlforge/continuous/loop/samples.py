@@ -20,10 +20,7 @@ EACH = 3
 def keep_samples(
     run_dir: Path, window: TrainingWindow, scores: DecisionScores | None, *, first: bool
 ) -> None:
-    """Keep the best, the worst and refused decisions of the model, if any, in the newest window.
-
-    first: also those of the first window with any.
-    """
+    """Keep decisions of the newest window, and of the first one with any if ``first``."""
     chosen = samples(window.decisions, scores)
     if chosen:
         path, newest = RunPaths(root=run_dir).decisions, {"window": window.id, "decisions": chosen}
@@ -41,6 +38,7 @@ def samples(decisions: Sequence[Decision], scores: DecisionScores | None) -> lis
         if decisions[place].reward is not None and not decisions[place].refused
     ]
     judged.sort(key=lambda place: decisions[place].reward or 0.0)
+    # Of few decisions none is both best and worst.
     worst = judged[: min(EACH, len(judged) // 2)]
     best = judged[::-1][: min(EACH, math.ceil(len(judged) / 2))]
     return [

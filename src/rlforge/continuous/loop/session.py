@@ -24,10 +24,9 @@ from rlforge.types import Completion, EnvSpec, GameSpec, PolicyRef, SamplingPara
 
 @value
 class Answer:
-    """An answer of the model.
+    """An answer of the model; ``tool_calls`` in OpenAI's form, with arguments as an object.
 
-    tool_calls: in OpenAI's form with their arguments as an object, where they are written as
-    ``<tool_call>{"name": …, "arguments": …}</tool_call>``, the form of Hermes and Qwen.
+    They are written ``<tool_call>{"name": …, "arguments": …}</tool_call>``, as Hermes and Qwen do.
 
     Example:
         >>> Answer(text="4").message
@@ -39,7 +38,7 @@ class Answer:
 
     @property
     def message(self) -> dict[str, Any]:
-        """It as a message, to be appended to the conversation."""
+        """The message to append to the conversation."""
         if not self.tool_calls:
             return {"role": "assistant", "content": self.text}
         said = without_calls(self.text)
@@ -59,7 +58,7 @@ class SessionModel:
     async def generate(
         self, prompt_token_ids: Sequence[int], params: SamplingParams, policy: PolicyRef
     ) -> Completion:
-        """Ask for the agent ``policy.uid``, as a ``Generator`` is asked."""
+        """Ask for the agent ``policy.uid``; the method of a ``Generator``."""
         assert params.seed is not None, "games draw by seed"
         return await self.ask(policy.uid, tuple(prompt_token_ids), params.seed)
 
@@ -67,9 +66,9 @@ class SessionModel:
 class Session:
     """One episode of one agent: asks the model, and takes the rewards.
 
-    agent: its name, ``agent-3``; advantages relative to the agent's own mean compare its decisions,
-    so an episode may set the name of its task instead. number: of the episode, from 0, over all
-    agents and windows. seed: of its random choices.
+    agent: its name, ``agent-3``, or of the task where an episode sets it: advantages relative to
+    the agent's mean compare decisions of one name. number: of the episode, over all agents and
+    windows. seed: of its random choices.
 
     Example: an episode that rewards short answers.
         >>> async def brief(session):
@@ -93,9 +92,12 @@ class Session:
     ) -> Answer:
         """The model's next message of a conversation, by its chat template.
 
-        tools: in OpenAI's form; their results are messages of role ``tool``. schema: of the JSON
-        that the message is to be. Raises EngineError where the conversation is longer than
-        ``engine.max_model_len``, or the schema is invalid.
+        Raises EngineError for a conversation beyond ``engine.max_model_len``, or an invalid schema.
+
+        Args:
+            messages: In OpenAI's form; results of tools have the role ``tool``.
+            tools: In OpenAI's form.
+            schema: Of the JSON that the message is to be.
         """
         messages = [dict(message) for message in messages]
         tokens = conversation_tokens(self._model.tokenizer, messages, tools)
@@ -107,16 +109,16 @@ class Session:
         return await self._answer(prompt, text_ids(self._model.tokenizer, prompt))
 
     async def play(self, env: str | EnvSpec, *opponents: str) -> float:
-        """Play a game, and return the reward of the model's seat; answers get that of their seat.
+        """Play a game, and return the reward of the model's seat; each answer gets its seat's.
 
-        env: an option of the group ``env``, or an ``EnvSpec``. opponents: scripted players, by
-        seat, the last one at all that are left; the model's seat changes with ``number``. Without
-        opponents the model has all seats. Raises ConfigError for a game or player that cannot be,
-        GameError for a game that fails.
+        env: an option of the group ``env``, or an ``EnvSpec``. opponents: scripted players by seat,
+        the last one at all that are left; without any, the model has all seats. Raises ConfigError
+        for a game or player that cannot be, GameError for a game that fails.
         """
         env = env_named(env) if isinstance(env, str) else env
         # It is asked as it is trained: with its own template and extraction.
         env = dataclasses.replace(env, form=form_of(self._model.model))
+        # Over the episodes the model learns every seat.
         own = self.number % env.num_players if opponents else 0
         seats = self._line_up(env, opponents, own)
         name = f"episode {self.number}"
@@ -125,13 +127,13 @@ class Session:
         if record.error is not None:
             raise GameError(record.error)
         for turn in record.turns:
+            # A scripted player's turns are no decisions of the model.
             if seats[turn.player_id].trained:
                 self._answers.append((turn.observation, turn.completion.text, turn.completion))
                 self.reward(record.rewards[turn.player_id])
         return record.rewards[own]
 
     def _line_up(self, env: EnvSpec, opponents: Sequence[str], own: int) -> tuple[Seat, ...]:
-        """Seats of a game: the model's are trained."""
         me = PolicyRef(uid=self._asked_as, kind="checkpoint")
         others = [parse_opponent(name) for name in opponents]
         if wrong := [one.uid for one in others if one.kind != "scripted"]:
@@ -142,13 +144,13 @@ class Session:
         return line_up(env, policies, trained_uid=me.uid)
 
     def reward(self, reward: float) -> None:
-        """The reward of the last answer, instead of the one that the function returns."""
+        """Reward the last answer, instead of the number that the function returns."""
         if not self._answers:
             raise ValueError("there is no answer yet to give a reward to")
         self._rewards[len(self._answers) - 1] = float(reward)
 
     def rewarded(self, returned: float | None) -> list[tuple[Conversation, str, Completion, float]]:
-        """All answers with their rewards, or what was ``returned``; ValueError for one without."""
+        """All answers with their rewards, or ``returned``; ValueError for one without."""
         found = []
         for number, (conversation, text, completion) in enumerate(self._answers):
             reward = self._rewards.get(number, returned)
@@ -163,6 +165,7 @@ class Session:
     async def _answer(
         self, conversation: Conversation, tokens: tuple[int, ...], grammar: str | None = None
     ) -> str:
+        # Answers of an episode differ, and are the same when it is repeated.
         draw = seed_of(f"{self.seed}/{len(self._answers)}")
         completion = await self._model.ask(self._asked_as, tokens, draw, grammar)
         text = self._model.text_of(completion.token_ids)

@@ -46,13 +46,10 @@ class Driver(ABC):
 
     @abstractmethod
     async def advance_to(self, moment: float) -> None:
-        """Return once the clock shows ``moment`` and all decisions before it are on record.
-
-        Raises ``Stopped`` when the run is to end.
-        """
+        """Return once the clock shows ``moment`` and all decisions before it are on record."""
 
     async def settle(self, window_id: str, may_stay_open: int) -> None:
-        """Return once at most so many decisions of a window lack an outcome; else as above."""
+        """Return once at most so many decisions of a window lack an outcome."""
         return
 
     async def save(self, path: Path) -> None:
@@ -65,7 +62,7 @@ class Driver(ABC):
 
 
 class SimulatedTimeDriver(Driver):
-    """Time advances only by running ticks. now: the market's, as decisions are stamped with."""
+    """Time advances only by running ticks. now: the market's."""
 
     def __init__(
         self, population: Population, now: Callable[[], float], stop: asyncio.Event
@@ -98,7 +95,6 @@ class WallClock:
         self._latest = -math.inf
 
     def now(self) -> float:
-        """The time."""
         moment = self._read()
         if moment < self._latest - _TOLERANCE_S:
             log.warning(
@@ -139,7 +135,6 @@ class WallClockDriver(Driver):
         self.check_stop()
 
     async def _recorded_until(self, moment: float) -> None:
-        """Wait for a moment, and for a tick that began before it."""
         await self._clock.wait_until(moment)
         async with self._between_ticks:
             return
@@ -158,6 +153,7 @@ class WallClockDriver(Driver):
             await asyncio.wait({self._ticking})
 
     async def _run_ticks(self) -> None:
+        # Ticks on record are repeated at once: their time is over.
         while self._population.is_repeating:
             async with self._between_ticks:
                 await self._population.tick()
@@ -172,7 +168,7 @@ class WallClockDriver(Driver):
 
 
 async def _first_of(*waits: Coroutine[Any, Any, Any] | asyncio.Task[None]) -> None:
-    """Return when one of ``waits`` is over; the other ones that are no tasks yet are cancelled."""
+    """Return when one of ``waits`` is over; those that are no tasks yet are cancelled."""
     begun = [asyncio.create_task(one) for one in waits if not isinstance(one, asyncio.Task)]
     tasks = [one for one in waits if isinstance(one, asyncio.Task)]
     try:
@@ -236,10 +232,7 @@ def save_simulation_state(state: SimulationState, path: Path) -> None:
 
 
 def load_simulation_state(path: Path) -> SimulationState:
-    """Read a state back; the pickle may name only classes of the market.
-
-    Raises RunError when the file is missing, damaged, or holds anything else.
-    """
+    """Read a state back; RunError for a file that is missing, damaged, or anything else."""
     try:
         state = _Reader(io.BytesIO(path.read_bytes())).load()
     except FileNotFoundError:
@@ -253,6 +246,7 @@ def load_simulation_state(path: Path) -> SimulationState:
     return state
 
 
+# A pickle can call anything, and run directories are passed on: only a market's classes are read.
 class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         ours = any(module == known or module.startswith(known) for known in _MODULES)

@@ -40,8 +40,8 @@ from rlforge.types import Completion, value
 class Source:
     """Decisions in windows, as the trainer sees them.
 
-    next_window: after another one, or first, after None; None where there is none. store, push:
-    None where decisions are only read. answers: makes decisions of answers over HTTP.
+    next_window: the one after another, or the first after None; None where there is none. store,
+    push: None where decisions are only read. answers: makes decisions of answers over HTTP.
     """
 
     driver: Driver
@@ -80,7 +80,7 @@ async def source_of(
 
 @value
 class _Recording:
-    """A run that records decisions in a store of its own. last: the newest window it worked on."""
+    """A run that records decisions in a store of its own. last: the newest window."""
 
     context: RunContext[ContinuousConfig]
     policy: PolicySide
@@ -91,7 +91,6 @@ class _Recording:
 
     @property
     def config(self) -> ContinuousConfig:
-        """Its configuration."""
         return self.context.config
 
     async def append(self, decisions: Sequence[Decision]) -> None:
@@ -101,7 +100,6 @@ class _Recording:
             self.count(window_id, count)
 
     def count(self, window_id: str, decisions: int = 1) -> None:
-        """Count recorded decisions in the displays."""
         self.context.actors.tracker.log_decisions.remote(window_id, decisions)
 
     def source(
@@ -110,7 +108,6 @@ class _Recording:
         next_window: Callable[[str | None], str | None],
         answers: AnswerLog | None = None,
     ) -> Source:
-        """The source with this store."""
         return Source(
             driver=driver,
             windows=self.windows,
@@ -170,13 +167,14 @@ async def _market(run: _Recording) -> AsyncIterator[Source]:
 
 
 def next_by_clock(windows: Windows, now: float, done: str | None) -> str:
-    """The window of ``now``, then what follows ``done``; empty ones that passed are skipped."""
+    """The window of ``now``, then what follows ``done``."""
     if done is None:
         return windows.grid.id_of(now)
     following = windows.grid.after(done)
     if windows.due_at(following) > now:
         return following
     # Ids are in order of time.
+    # Empty windows that passed while no process ran are skipped.
     filled = [one for one in windows.ids() if windows.due_at(one) >= windows.due_at(following)]
     return filled[0] if filled else max(following, windows.grid.id_of(now), key=windows.due_at)
 
@@ -211,6 +209,7 @@ def _recorder(run: _Recording) -> Callable[[Tick], Awaitable[None]]:
                     uid=known.policy,
                     key=known.decision_id,
                     cluster=f"{known.agent_id}/{known.episode}",
+                    # Rewards of one episode have one level: versions are compared within it.
                     stage=str(known.episode),
                 )
 
@@ -231,7 +230,7 @@ def _recorded(store: TrajectoryStore, last: Entry | None) -> dict[str, Decision]
 
 @contextlib.asynccontextmanager
 async def _episodes(run: _Recording) -> AsyncIterator[Source]:
-    """Episodes of the user's function, those of window ``last`` that are not on record first."""
+    """Episodes of the user's function, those of window ``last`` that are missing first."""
     last, windows = run.last, run.windows
     start = run.config.continuous.start if last is None else last.window_id
     begin, end = windows.grid.span(start)
@@ -264,6 +263,7 @@ async def _requests(run: _Recording) -> AsyncIterator[Source]:
         on_decision=run.count,
     )
     with contextlib.closing(answers):
+        # A former process may have died between outcome and decision.
         await asyncio.to_thread(answers.finish)
         yield run.source(
             driver, lambda done: next_by_clock(run.windows, driver.now(), done), answers
@@ -290,13 +290,13 @@ def _recorded_source(
 
 
 def _check_tokens(reader: StoreReader, window_id: str, policy: PolicySide) -> None:
-    """Refuse decisions whose tokens are not those of the model's tokenizer."""
     decode, count = decoder(policy.tokenizer), len(policy.tokenizer)
     for decision in reader.decisions(window_id=window_id):
         answer = decision.completion
         if answer is None or not answer.token_ids:
             continue
         known = max(*answer.token_ids, *answer.prompt_token_ids) < count
+        # Another tokenizer's ids would be learned as other words.
         if not known or decode(answer.token_ids) != answer.text:
             raise RunError(
                 f"{reader.root}: the tokens of {decision.id} are not its answer "

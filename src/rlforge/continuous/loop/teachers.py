@@ -1,4 +1,4 @@
-"""Scripted traders, from whose decisions, in the prompts of agents, a supervised run learns."""
+"""Scripted traders, from whose decisions a supervised run learns in the prompts of agents."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Traders(Players):
     command = ContinuousConfig.command
 
     def problems(self, composed: Composed[SftConfig], *, keys: bool) -> Problems:
-        """Whether they trade, and their actions can be written and read."""
+        """Find players that do not trade, and actions that are not read as written."""
         data = composed.config.data
         try:
             market = market_of(composed.config)
@@ -94,7 +94,7 @@ TRADERS = Traders()
 
 
 def market_of(config: SftConfig) -> MarketConfig:
-    """The market in which a supervised run's traders act; raises as ``validated`` does."""
+    """The market of a supervised run; raises as ``validated`` does."""
     return validated(MarketConfig, config.market)
 
 
@@ -128,6 +128,7 @@ def trader_samples(
                     answer = written(data.answer, prompter.extraction, json.dumps(action))
                     question = prompter.ask(state)
                     tokens = encoder.answer(answer, after=question.text)
+                    # A tokenizer may not write every text as it is.
                     if prompter.read(question, encoder.text(tokens)).action != action:
                         left_out["not read as their action"] += 1
                         continue

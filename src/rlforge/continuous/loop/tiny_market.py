@@ -1,8 +1,7 @@
 """The model behind ``model=tiny_market``: trained on markets whose agents act at random.
 
-The only scripted traders are noise: nothing is shown of what skilled traders do. Liquidity and the
-accuracy of each news account are drawn for each market, so that all prices occur and no account is
-known as the better one.
+Liquidity and the accuracy of each news account are drawn for each market, so that all prices occur
+and no account is known as the better one.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ PROMPT_WORDS, ANSWERS = compact_vocabulary()
 class WarmupMarket(Warmup):
     """One episode of each of ``games`` markets with ``accounts`` news accounts.
 
-    players: agents that pick legal actions at random; half as many noise traders join them.
+    players: pick legal actions at random; half as many noise traders join them.
     """
 
     accounts: int
@@ -46,10 +45,10 @@ class WarmupMarket(Warmup):
         return f"market-{self.accounts}"
 
     def states(self, discount: float, seed: int) -> list[State]:
-        """The reward is that of the market as a game (``rlforge.continuous.market.game``).
+        """The reward is that of the market as a game.
 
-        facts: how the focus ends (YES) or goes (UP), then for each of ``PROMPT_WORDS`` whether the
-        prompt holds it.
+        facts: how the focus ends (YES) or goes (UP), and which of ``PROMPT_WORDS`` the prompt
+        holds.
         """
         return [
             state
@@ -63,6 +62,7 @@ def _episode(game: WarmupMarket, discount: float, rng: random.Random) -> list[St
         liquidity=rng.choice(_LIQUIDITY),
         news={name: rng.uniform(_LEAST_RIGHT, _MOST_RIGHT) for name in _ACCOUNTS[: game.accounts]},
         feed_length=60,
+        # Others would show what skilled traders do, which training is to find out.
         traders={"noise": game.players // 2},
     )
     world = World(config, seed=rng.randrange(2**32), tip_chance=1.0)

@@ -3,8 +3,8 @@
     wait ─▶ collect ─▶ score ─▶ filter ─▶ train ─▶ deploy ─▶ record ─▶ the next window
 
 Each step writes its result to disk and then enters its phase into the journal. A resumed process
-goes on with the window that the journal names: it reads the results of finished phases, repeats
-the others from the same inputs, and never trains on a window twice.
+reads the results of finished phases, repeats the others from the same inputs, and never trains on a
+window twice.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ContinuousTrainer:
         self._since = time.monotonic()
 
     async def run(self) -> bool:
-        """Until ``continuous.windows`` are done, or all of a store; False: asked to end earlier."""
+        """Train until ``continuous.windows`` or a store are done; False: stopped earlier."""
         wanted = self._config.continuous.windows
         try:
             while wanted is None or self._parts.journal.done() < wanted:
@@ -66,7 +66,7 @@ class ContinuousTrainer:
     # ------------------------------------------------------------ the steps
 
     async def _begin(self) -> Entry | None:
-        """Begin the next window, if there is one; the state that it starts from is kept."""
+        """Begin the next window, if there is one."""
         self._parts.source.driver.check_stop()
         journal, source = self._parts.journal, self._parts.source
         last = journal.last()
@@ -76,6 +76,7 @@ class ContinuousTrainer:
         if window_id is None:
             return None
         number = 1 if last is None else last.number + 1
+        # Before the entry: what a journal names must exist.
         await source.driver.save(simulation_state_path(self._context.run_dir, number))
         entry = journal.begin(window_id)
         if last is not None:
@@ -83,11 +84,9 @@ class ContinuousTrainer:
         return entry
 
     async def _wait_for_window(self, work: Entry) -> tuple[Entry, TrainingWindow]:
-        """Wait until the window is over, and read its decisions.
-
-        A resumed process repeats the ticks on record: the next window goes on from their end.
-        """
         self._say("collecting", work)
+        # Also when resumed: the ticks on record are repeated, from whose end the next window
+        # starts.
         await self._until_over(work.window_id)
         window = await asyncio.to_thread(self._parts.source.windows.batch, work.window_id)
         if not work.reached("collected"):
@@ -95,28 +94,28 @@ class ContinuousTrainer:
         return work, window
 
     async def _until_over(self, window_id: str) -> None:
-        """Wait until a window is over and as many of its outcomes known as it needs."""
         source = self._parts.source
         await source.driver.advance_to(source.windows.due_at(window_id))
         allowed = await asyncio.to_thread(source.windows.may_stay_open, window_id)
+        # Outcomes may come long after a window's end.
         if allowed is not None:
             await source.driver.settle(window_id, allowed)
 
     async def _score(
         self, work: Entry, window: TrainingWindow
     ) -> tuple[Entry, DecisionScores | None]:
-        """The scores of the window's decisions; None for a window that may not be trained on."""
+        """Score the window's decisions; None for a window that may not be trained on."""
         self._parts.source.driver.check_stop()
         if not work.reached("scored"):
             if window.ready:
                 self._say("scoring", work)
                 scores = await self._parts.learning.scorer.score(window.decisions)
+                # A resumed process reads them: a judge would not say the same twice.
                 self._parts.scores.write(window, scores)
             work = self._reach(work, "scored")
         return work, self._parts.scores.read(window) if window.ready else None
 
     def _filter(self, window: TrainingWindow, scores: DecisionScores | None) -> WindowBatch:
-        """The decisions to learn from, or why there are none."""
         learning = self._parts.learning
         if scores is None:
             return WindowBatch(batch=None, reason=f"it is not ready: {'; '.join(window.reasons)}")
@@ -150,7 +149,7 @@ class ContinuousTrainer:
         )
 
     async def _train(self, work: Entry, gathered: WindowBatch) -> tuple[Entry, Trained | None]:
-        """One update on the window; agents and HTTP clients are served meanwhile."""
+        """Make one update on the window; agents and HTTP clients are served meanwhile."""
         self._parts.source.driver.check_stop()
         learner = self._parts.learning.learner
         if work.reached("trained"):
@@ -196,8 +195,8 @@ class ContinuousTrainer:
         trained: Trained | None,
         deployed: Deployed,
     ) -> None:
-        """Record the window's metrics, and let the scorer learn from its outcomes."""
         learning, source = self._parts.learning, self._parts.source
+        # Only now: its own outcomes must not improve a window's scores.
         learned = learning.scorer.learn([window]) if window.ready else {}
         scorer = {**(scores.metrics if scores else {}), **learned}
         row = self._row(work, window, scorer, trained, deployed)
@@ -210,6 +209,7 @@ class ContinuousTrainer:
         self._context.actors.tracker.log_window.remote(row, update)
         keep_first = self._config.store.keep_windows is None
         keep_samples(self._context.run_dir, window, scores, first=keep_first)
+        # A trial or a rollback may need versions that do not serve now.
         learning.learner.prune(self._parts.policy.deployments.needed())
         await asyncio.to_thread(self._delete_old, window.id)
         if source.push is not None:
@@ -223,7 +223,7 @@ class ContinuousTrainer:
         trained: Trained | None,
         deployed: Deployed,
     ) -> dict[str, Any]:
-        """One line of ``windows.jsonl`` (docs/run_directory.md). scorer: its metrics."""
+        """One line of ``windows.jsonl`` (docs/run_directory.md)."""
         facts, metrics = work.facts["trained"], trained.metrics if trained else {}
         gathered: Mapping[str, int] = facts["gathered"]
         worked = math.fsum(float(phase.get("seconds", 0)) for phase in work.facts.values())
@@ -262,7 +262,6 @@ class ContinuousTrainer:
         return row
 
     def _delete_old(self, window_id: str) -> None:
-        """Delete the windows and scores beyond ``store.keep_windows`` up to this one."""
         keep, source = self._config.store.keep_windows, self._parts.source
         if keep is not None and source.store is not None:
             old = [one for one in source.windows.ids() if one <= window_id][:-keep]
@@ -275,7 +274,6 @@ class ContinuousTrainer:
         self._context.actors.tracker.log_activity.remote(doing, work.window_id)
 
     def _reach(self, work: Entry, phase: str, **facts: Any) -> Entry:
-        """Enter ``phase`` into the journal, with the time it took."""
         return self._parts.journal.reach(work, phase, **facts, seconds=self._lap())
 
     def _lap(self) -> float:
@@ -286,7 +284,6 @@ class ContinuousTrainer:
 def _digests(
     window: TrainingWindow, scores: DecisionScores | None, trained: Trained | None
 ) -> dict[str, Any]:
-    """The line of ``digests.jsonl`` of a window."""
     return {
         "window_id": window.id,
         "decisions": digest_of_decisions(window.decisions),
@@ -297,7 +294,6 @@ def _digests(
 
 
 def _reward_figures(reward: DecisionReward, decisions: Sequence[Decision]) -> Mapping[str, float]:
-    """Means of the reward's terms, and of the agents' discounted returns."""
     parts = mean_parts([reward(d.result) for d in decisions if d.result is not None])
     returns = reward.returns(decisions)
     if returns:

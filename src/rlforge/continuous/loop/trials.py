@@ -57,17 +57,15 @@ class MarketTrials:
         return by_player([decision for market in markets for decision in market])
 
     async def holdout(self, candidate: PolicyRef, current: PolicyRef) -> PairedOutcomes:
-        """Mean rewards per agent and market, the same agent and market paired.
-
-        ``deployment.holdout_games`` counts the episodes of single agents. Conduct is compared as
-        well.
-        """
+        """Mean rewards per agent and market, the same agent and market paired, and concerns."""
         new, old = await asyncio.gather(self._conduct(candidate), self._conduct(current))
         suspect: list[str] = []
         if self._config.deployment.check_conduct:
             suspect = self._concerns(new, old, current.uid)
+            # A hack may creep in, a little with each version.
             if not suspect and current.path_or_name != self._first.path_or_name:
                 if self._of_first is None:
+                    # It does not change: it plays once.
                     self._of_first = await self._conduct(self._first)
                 suspect = self._concerns(new, self._of_first, "the first version")
         return PairedOutcomes(
@@ -86,8 +84,8 @@ class MarketTrials:
         )
 
     async def _conduct(self, policy: PolicyRef) -> tuple[Conduct, ...]:
-        """Conduct of each agent in each held-out market."""
         agents = self._config.continuous.agents
+        # ``deployment.holdout_games`` counts episodes of single agents.
         markets = math.ceil(self._config.deployment.holdout_games / agents)
         played = await self._run(policy, markets, self._config.seed + _HOLDOUT)
         return tuple(one for market in played for one in conduct(market))
@@ -141,7 +139,7 @@ class MarketTrials:
 def market_probes(
     config: ContinuousConfig, prompter: AgentPrompter, params: SamplingParams
 ) -> tuple[Probe, ...]:
-    """The ``PROBES`` prompts of a moving market that every new version must answer, greedily."""
+    """Prompts of a moving market that every new version must answer, greedily."""
     greedy = _greedy(config, params)
     draw = random.Random(config.seed + _PROBES)
     state = SimulationState(config.market, 1, config.seed + _PROBES)

@@ -81,6 +81,7 @@ def _continuous_problems(composed: Composed[ContinuousConfig], *, keys: bool) ->
         )
     if config.serve.state_dir is not None:
         yield composed.error("serve.state_dir", "a continuous run keeps its versions with itself")
+    # A schedule needs an end to run to.
     if config.learner.schedule != "constant" and config.continuous.windows is None:
         yield composed.error(
             "learner.schedule", "runs over continuous.windows, which has no end; use constant"
@@ -148,6 +149,7 @@ def check_answers(config: PolicyConfig, market: MarketConfig) -> None:
             f"engine.max_tokens={most}: an answer with the action {answer} has {len(tokens)} "
             "tokens; raise it to that, and leave room for more in answers of a model that reasons"
         )
+    # As the model would write it: a tokenizer may lose characters.
     if prompter.read(question, decoder(tokenizer)(tokens)).action is None:
         raise ConfigError(
             f"model.prompt_template={config.model.prompt_template} "
@@ -158,10 +160,10 @@ def check_answers(config: PolicyConfig, market: MarketConfig) -> None:
 
 
 def _fullest_state(market: MarketConfig) -> Json:
-    """The longest state that scripted traders see towards the end of an episode."""
     world = World(market)
     world.join("agent")
     crowd = Crowd(world)
+    # Towards the end of an episode the feed and the memory are full.
     for _ in range(market.episode_ticks - 1):
         crowd.act()
         world.tick()
@@ -208,7 +210,6 @@ def _market_problems(composed: Composed[ContinuousConfig], config: ContinuousCon
 
 
 def _start_problems(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> Problems:
-    """Find a ``continuous.start`` that is not the beginning of a window."""
     window = config.window
     try:
         start = window_start(config.continuous.start)
@@ -225,7 +226,6 @@ def _start_problems(composed: Composed[ContinuousConfig], config: ContinuousConf
 
 
 def _request_problems(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> Problems:
-    """Find requests that cannot arrive."""
     source = "continuous.source=requests"
     if not config.continuous.http:
         yield composed.error("continuous.http", f"answers nothing; {source} needs it true")
@@ -236,7 +236,6 @@ def _request_problems(composed: Composed[ContinuousConfig], config: ContinuousCo
 
 
 def _episode_problems(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> Problems:
-    """Find a function that cannot be called, and times that episodes do not have."""
     source = "continuous.source=episodes"
     if config.episodes.function is None:
         yield composed.error("episodes.function", f"names no function, and {source} calls one")
@@ -250,7 +249,6 @@ def _episode_problems(composed: Composed[ContinuousConfig], config: ContinuousCo
 
 
 def _store_problems(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> Problems:
-    """Find a store that is not there, and whatever would write to it."""
     path, source = config.store.path, "continuous.source=store"
     if path is None:
         yield composed.error("store.path", f"names no store, and {source} reads one")

@@ -35,13 +35,10 @@ def find_source(path: Path, name: str = LATEST) -> Path:
 
 
 def checkpoint_of(adapter: Checkpoint | Path | str) -> Checkpoint:
-    """``adapter``, a checkpoint, a directory with weights or a run, as a checkpoint.
-
-    Its path is absolute, its version that of the manifest, 0 without one. Raises DeploymentError
-    where there are no weights.
-    """
+    """A checkpoint, directory with weights or run as a checkpoint; DeploymentError for none."""
     if isinstance(adapter, Checkpoint):
         given = adapter.path
+        # Engines may run in another folder.
         return dataclasses.replace(adapter, path=given and str(Path(given).absolute()))
     path, version = find_source(Path(adapter).absolute()), 0
     if (path / MANIFEST).is_file():
@@ -58,13 +55,11 @@ def version_of(adapter: Checkpoint | Path | str) -> int:
 
 
 def fingerprint(path: Path) -> dict[str, str]:
-    """SHA-256 of every file of the policy, by name, verified where there is a manifest.
-
-    Files that only ``--resume`` needs are left out. Raises DeploymentError naming the wrong file.
-    """
+    """SHA-256 of every file of the policy, by name; DeploymentError naming a wrong one."""
     try:
         if (path / MANIFEST).is_file():
             files = read_manifest(path).files
+            # What only ``--resume`` needs stays where it is.
             return {n: e.sha256 for n, e in files.items() if not n.startswith(f"{STATE}/")}
         if not path.is_dir():
             raise DeploymentError(f"{path}: no such directory")
@@ -95,10 +90,7 @@ def copy_files(source: Path, files: Mapping[str, str]) -> Callable[[Path], None]
 
 
 def check_fit(path: Path, config: ModelConfig) -> str:
-    """Check base model, target modules and rank of weights; returns a description of what fits.
-
-    Raises DeploymentError with the first difference.
-    """
+    """Say what fits; DeploymentError for another base model, target module or rank."""
     from rlforge.models.load import resolve_model
 
     try:

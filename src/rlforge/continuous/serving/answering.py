@@ -45,8 +45,8 @@ log = logging.getLogger(__name__)
 class Limits:
     """Limits of the model, and the sampling parameters of requests that name none.
 
-    model_len: tokens of prompt and answer together. defaults: with the stop tokens of every answer.
-    timeout_s: seconds within which an answer must have ended.
+    model_len: tokens of prompt and answer together. timeout_s: within which an answer must have
+    ended.
     """
 
     model_len: int
@@ -62,7 +62,7 @@ class Answering:
         service: Chooses the version of each answer.
         tokenizer: Of the model.
         limits: Of the model, and defaults of requests.
-        model_name: The served model's in requests; ``NAME@deploy-3`` names one version of it.
+        model_name: In requests; ``NAME@deploy-3`` names one version of it.
         ids: Makes the ids of answers.
         observer: Sees the answers.
     """
@@ -91,7 +91,7 @@ class Answering:
         return {name: served[0]} | {f"{name}@{d.uid}": d for d in served}
 
     def model(self, name: str) -> Deployment:
-        """The deployment called ``name``. Raises RequestError with status 404."""
+        """The deployment called ``name``; RequestError with status 404."""
         models = self.models()
         if name not in models:
             raise RequestError(
@@ -103,7 +103,7 @@ class Answering:
         return models[name]
 
     def begin(self, request: Sampling) -> Answer:
-        """Check a request and encode its prompt. Raises RequestError."""
+        """Check a request and encode its prompt; raises RequestError."""
         limits = self.limits
         named, prompt = self.model(request.model), self._prompt(request)
         given: dict[str, Any] = {
@@ -168,10 +168,8 @@ class Answering:
 class Answer:
     """The answer to one checked request: ``complete`` and ``body`` give it whole, or ``chunks``.
 
-    trial: number of the deployment on trial that chose its version, if any. policy: the version,
-    known with the first text. ended: whether ``text``, ``finish_reason``, ``tokens`` (number
-    generated) and ``scored`` (up to the stop string, where log-probabilities are wanted) are those
-    of the end.
+    ``policy`` is known with the first text. text, finish_reason, tokens: those of the end once it
+    has ``ended``.
     """
 
     policy: PolicyRef
@@ -188,6 +186,7 @@ class Answer:
         self._by, self._request, self._params, self._pinned = answering, request, params, pinned
         self.prompt = prompt
         trial = answering.service.trial if pinned is None else None
+        # The outcome counts in the trial that chose the version, and in no other.
         self._trial = None if trial is None else trial.deployment.number
         self._deadline = asyncio.get_running_loop().time() + answering.limits.timeout_s
         self._created = int(time.time())
@@ -197,13 +196,13 @@ class Answer:
 
     @cached_property
     def id(self) -> str:
-        """Its signed name, from which outcomes find the version and the user."""
+        """Its signed name."""
         prefix = "chatcmpl" if self._request.kind == "chat" else "cmpl"
         user = self._request.user
         return self._by.ids.new(prefix, self.policy.uid, user, trial=self._trial)
 
     async def complete(self) -> None:
-        """Generate it to the end. Raises EngineError, and TimeoutError at its time limit."""
+        """Generate it to the end; raises EngineError, or TimeoutError at its time limit."""
         async for _ in self._pieces(stream=False):
             pass
 
@@ -234,13 +233,10 @@ class Answer:
             yield self._whole([], chunk=True) | {"usage": self._usage()}
 
     async def _pieces(self, *, stream: bool) -> AsyncGenerator[str]:
-        """Generate the answer; if ``stream``, the pieces of its text as they are drawn.
-
-        With log-probabilities the whole answer is generated, also behind a stop string. Closing the
-        iterator, or a stop string, cancels the request in the engine.
-        """
+        """Generate the answer; if ``stream``, the pieces of its text as they are drawn."""
         text = TextStream(self._by.tokenizer, self._request.stops())
         scored = self._params.model_logprobs
+        # With log-probabilities it is generated whole, also behind a stop string.
         as_drawn = not scored and (stream or bool(self._request.stops()))
         drawn: asyncio.Queue[Sequence[int] | TimeoutError | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -267,10 +263,12 @@ class Answer:
             last = "" if text.stopped else self._finish(text, await task)
         finally:
             late.cancel()
+            # The client is gone or a stop string came: the engine need not go on.
             if not task.done():
                 task.cancel()
                 await asyncio.wait([task])
         self.text = text.text
+        # Before the client has the end of the answer, and may report its outcome.
         await self._observe()
         self.ended = True
         if last and stream:
@@ -286,12 +284,12 @@ class Answer:
         last = text.finish(ids)
         if not text.stopped:
             self.finish_reason = completion.finish_reason
+        # Else a stop string cut it, and the text is not what the model decided.
         if self.tokens == len(ids):
             self._completion = completion
         return last
 
     async def _observe(self) -> None:
-        """Before the client gets the end of the answer, and may report its outcome."""
         observer, request = self._by.observer, self._request
         if observer is None:
             return
@@ -342,10 +340,7 @@ class Answer:
         yield self._chunk(self._delta(first) | {"finish_reason": reason})
 
     def _read(self, text: str) -> tuple[str | None, list[dict[str, Any]], str]:
-        """Text of it, its calls of tools, and why it ended.
-
-        A call that ``max_tokens`` cuts is neither, and it then ends by its length.
-        """
+        """Text of it, its calls of tools, and why it ended."""
         request, reason = self._request, self.finish_reason
         if not isinstance(request, ChatRequest) or not request.offered():
             return text, [], reason
@@ -354,7 +349,9 @@ class Answer:
         for call in calls:
             called = call["function"]
             called["arguments"] = json.dumps(called["arguments"], ensure_ascii=False)
+        # A call that max_tokens cuts is no text.
         content = "" if request.must_call else without_calls(text, cut=cut)
+        # Without a call its white space stays.
         if not calls and content == text.strip():
             content = text
         if calls and (not cut or ends_in_call(text)):
@@ -362,7 +359,6 @@ class Answer:
         return content or None, calls if request.parallel else calls[:1], reason
 
     def _delta(self, first: bool, **said: str | None) -> dict[str, Any]:
-        """The fields of a chunk that says ``content``, or nothing."""
         if self._request.kind == "text":
             return {"text": said.get("content") or ""}
         return {"delta": ({"role": "assistant"} if first else {}) | said}

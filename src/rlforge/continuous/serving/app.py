@@ -1,4 +1,4 @@
-"""The HTTP application: who may ask, OpenAI's endpoints, outcomes, health, metrics, admin calls."""
+"""The HTTP application: who may ask, OpenAI's endpoints, outcomes, metrics, admin calls."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ class Api:
     # ------------------------------------------------------------ who may ask
 
     async def anybody(self, request: Request) -> None:
-        """Refuse names of other machines on loopback, against DNS rebinding."""
+        """Refuse names of other machines on loopback."""
+        # DNS rebinding makes a browser send other sites' requests here.
         if self._loopback and not _names_this_machine(request.headers.get("host", "")):
             message = "this service answers to names of this machine only"
             raise RequestError(message, code="forbidden_host", status=403)
@@ -113,27 +114,20 @@ class Api:
     # ------------------------------------------------------------ OpenAI
 
     async def chat(self, asked: ChatRequest, request: Request) -> Response:
-        """``POST /v1/chat/completions``."""
         return await self._complete(asked, request)
 
     async def completions(self, asked: CompletionRequest, request: Request) -> Response:
-        """``POST /v1/completions``."""
         return await self._complete(asked, request)
 
     async def models(self) -> Response:
-        """``GET /v1/models``."""
         rows = [_model(name, found) for name, found in self._answering.models().items()]
         return JSONResponse({"object": "list", "data": rows})
 
     async def model(self, name: str) -> Response:
-        """``GET /v1/models/NAME``."""
         return JSONResponse(_model(name, self._answering.model(name)))
 
     async def outcome(self, given: OutcomeRequest, request: Request) -> Response:
-        """``POST /v1/outcomes``: the reward of the answer ``id``.
-
-        counted: in the trial under way. learned: it becomes a decision to learn from.
-        """
+        """Take the reward of an answer: for a trial, and for a decision to learn from."""
         low, high = self._config.outcome_low, self._config.outcome_high
         if not low <= given.reward <= high:
             raise RequestError(
@@ -170,34 +164,32 @@ class Api:
     # ------------------------------------------------------------ operation
 
     async def health(self) -> Response:
-        """``GET /health``: the process runs."""
         return JSONResponse({"status": "ok"})
 
     async def readiness(self) -> Response:
-        """``GET /ready``: the engine answers."""
+        """Whether the engine answers."""
+        # Load balancers send no requests meanwhile.
         if self._ready():
             return JSONResponse({"status": "ready", "version": self._service.current.uid})
         return JSONResponse({"status": "the engine does not answer"}, status_code=503)
 
     async def metrics(self) -> Response:
-        """``GET /metrics``, for Prometheus."""
         return PlainTextResponse(
             self._metrics.render(self._service, self._engine),
             media_type="text/plain; version=0.0.4; charset=utf-8",
         )
 
     async def deploy(self, asked: DeployRequest) -> Response:
-        """``POST /admin/deploy``: responds when the deployment has ended."""
+        """Deploy, and answer when the deployment has ended."""
         source = await asyncio.to_thread(find_source, Path(asked.adapter), asked.checkpoint)
         deployment = await self._service.deploy(source)
         return JSONResponse(deployment.to_json(), status_code=200 if deployment.succeeded else 409)
 
     async def rollback(self) -> Response:
-        """``POST /admin/rollback``."""
         return JSONResponse((await self._service.rollback()).to_json())
 
     async def deployments(self) -> Response:
-        """``GET /admin/deployments``: the current one, the trial under way, and all of them."""
+        """The current deployment, the trial under way, and all of them."""
         trial = self._service.trial
         about = None
         if trial is not None:
@@ -333,15 +325,15 @@ class Door:
 
 @lru_cache(maxsize=64)
 def _names_this_machine(host: str) -> bool:
-    """Whether a ``Host`` header does; with an invalid one it does not."""
     try:
+        # An invalid header names no machine.
         return is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:
         return False
 
 
 def _unread(message: str, code: str, status: int) -> RequestError:
-    """The refusal of a body whose rest is not read."""
+    # The rest of the body is not read.
     return RequestError(message, code=code, status=status, headers={"connection": "close"})
 
 

@@ -28,7 +28,7 @@ _CONNECT_S = 5.0
 
 
 def state_folder(given: Path | None, run: Path | None = None) -> Path:
-    """``given`` or the state folder in it; else that of ``run``, or of the working directory."""
+    """``given`` or the state folder in it; else that of ``run`` or of the working directory."""
     if given is not None:
         return given / STATE_DIR if (given / STATE_DIR).is_dir() else given
     if run is not None and (run / STATE_DIR).is_dir():
@@ -37,10 +37,7 @@ def state_folder(given: Path | None, run: Path | None = None) -> Path:
 
 
 def running_at(state_dir: Path) -> str | None:
-    """The address of the service that runs on ``state_dir``; None where none runs.
-
-    Raises DeploymentError where none was ever started, or it does not answer yet.
-    """
+    """The address of the service on ``state_dir``; None where none runs, else DeploymentError."""
     if not (state_dir / RunLock.FILE).is_file():
         raise DeploymentError(
             f"{state_dir}: no service was ever started here; start one with rlforge serve, or name "
@@ -49,6 +46,7 @@ def running_at(state_dir: Path) -> str | None:
     lock = RunLock(state_dir)
     try:
         lock.acquire()
+    # A service holds the lock while it runs.
     except RunError as owned:
         try:
             return str(json.loads((state_dir / ADDRESS_FILE).read_text())["url"])
@@ -84,7 +82,7 @@ class AdminClient:
     def _call(
         self, method: str, path: str, body: dict[str, str] | None, key: str
     ) -> dict[str, Any]:
-        """The service's answer; key: one that it has unless it is an error."""
+        # A proxy would be asked for an address that only this machine has.
         trusted = not on_loopback(self._url)
         if trusted:
             check_proxies()
@@ -104,6 +102,7 @@ class AdminClient:
                 f"{error or type(error).__name__}"
             ) from error
         if isinstance(content, dict):
+            # An answer that is no error has it.
             if key in content:
                 return content
             if isinstance(said := content.get("error"), dict) and "message" in said:
@@ -117,10 +116,7 @@ class AdminClient:
 
 
 def stage(folder: Path, source: Path, strategy: str) -> Deployment:
-    """Record an adapter for the next service that starts on ``folder`` to deploy.
-
-    Raises RunError when one runs there, DeploymentError when none ever did or without weights.
-    """
+    """Record an adapter for the next service on ``folder`` to deploy; RunError where one runs."""
     checkpoint = checkpoint_of(source)
     with owned(folder) as journal:
         if not journal.history():

@@ -1,7 +1,7 @@
 """Conversations as prompts, and the calls of tools in a model's answer.
 
-Calls are read as Hermes and Qwen write them, any number of them with text around them:
-``<tool_call>{"name": …, "arguments": {…}}</tool_call>``.
+Calls are read as Hermes and Qwen write them: ``<tool_call>{"name": …, "arguments":
+{…}}</tool_call>``.
 """
 
 from __future__ import annotations
@@ -29,17 +29,14 @@ def conversation_tokens(
     tools: Sequence[Mapping[str, Any]] | None = None,
     arguments: Mapping[str, Any] | None = None,
 ) -> tuple[int, ...]:
-    """The prompt of a conversation, by the model's chat template.
-
-    tools: in OpenAI's form. arguments: of the template. Control tokens in messages, calls, tools
-    and arguments are text. Raises ValueError where the template refuses the messages.
-    """
+    """The prompt of a conversation; ValueError where the chat template refuses it."""
     with _refusals_explained():
+        # Control tokens in messages, calls, tools and arguments are text.
         return encoder_of(tokenizer).chat(messages, tools or (), arguments)
 
 
 def takes_tools(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the model's chat template shows tools to the model. Raises ValueError as above."""
+    """Whether the model's chat template shows tools to the model."""
     asked = [{"role": "user", "content": "?"}]
     with _refusals_explained():
         return chat_text(asked, tokenizer, tools) != chat_text(asked, tokenizer)
@@ -67,6 +64,7 @@ def calls_grammar(
     rules = [f"called: {' | '.join(f'call_{n}' for n in range(len(functions)))}"]
     for number, function in enumerate(functions):
         begin = json.dumps(f'\n{{"name": {json.dumps(function["name"])}, "arguments": ')
+        # A call that must come is held to its schema: no other answer is possible.
         held = function.get("strict") or required
         schema = function.get("parameters") if held else None
         arguments = json_term(schema or {"type": "object"})
@@ -83,8 +81,6 @@ def calls_grammar(
 def tool_calls(text: str, prefix: str = "call") -> tuple[dict[str, Any], ...]:
     """The calls in an answer, in OpenAI's form with their arguments as an object.
 
-    What is no JSON object with a name is text. prefix: of their ids.
-
     Example:
         >>> (call,) = tool_calls('<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>')
         >>> call["id"], call["function"]
@@ -98,18 +94,13 @@ def tool_calls(text: str, prefix: str = "call") -> tuple[dict[str, Any], ...]:
 
 
 def without_calls(text: str, *, cut: bool = False) -> str:
-    """Text of an answer without its calls. cut: whether a call that is not closed is left out.
-
-    Example:
-        >>> half = 'So: <tool_call>{"name": "wait"}</tool_call><tool_call>{"na'
-        >>> without_calls(half, cut=True)
-        'So:'
-    """
+    """Text of an answer without its calls. cut: whether one that is not closed is left out."""
     said = _CALL.sub(lambda found: found[0] if _call(found[1]) is None else "", text)
     if cut:
         begun = said.rfind(_BEGIN)
         if begun >= 0 and _END not in said[begun:]:
             said = said[:begun]
+        # The answer may end within the opening tag.
         for length in range(len(_BEGIN) - 1, len("<to") - 1, -1):
             said = said.removesuffix(_BEGIN[:length])
     return said.strip()

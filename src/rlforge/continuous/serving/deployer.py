@@ -1,8 +1,7 @@
 """Changes which versions are served, one change at a time.
 
 A deployment is validated, copied, swapped and verified. Each phase is in the journal before it
-begins. What a restart serves changes only after the verification, so that a killed process restarts
-with the last verified version.
+begins, and a restart serves the last verified version.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ class Deployer:
                 raise
 
     def _unwritten(self, adapter: Checkpoint | Path | str) -> Deployment:
-        """A deployment without an entry in the journal: its number is -1."""
+        """A deployment that has no entry in the journal yet."""
         path = adapter.path or adapter.uid if isinstance(adapter, Checkpoint) else adapter
         return Deployment(
             number=-1,
@@ -112,12 +111,10 @@ class Deployer:
     async def go_back(
         self, leaving: Deployment, reason: str, *, to_base: bool = True
     ) -> Deployment:
-        """Serve the newest former version that loads, unless ``leaving`` is not served.
-
-        to_base: whether the base model is one.
-        """
+        """Serve the newest former version that loads, unless ``leaving`` is not served."""
         async with self._changing:
             before = self.live
+            # Another task left it while this one waited.
             if before.current.uid != leaving.uid:
                 return before.current
             for former in self._journal.live()[1:]:
@@ -223,10 +220,7 @@ class Deployer:
     async def _carry_out(
         self, number: int, source: Checkpoint, holdout: Holdout | None
     ) -> Deployment:
-        """Deploy ``source`` as number ``number``; it ends live, on trial or rejected.
-
-        Raises one of ``FAILURES`` when a phase fails; the caller then restores ``live``.
-        """
+        """Deploy ``source`` as number ``number``; it ends live, on trial or rejected."""
         limit, live = self._config.timeout_s, self.live
         if source.path is None:
             raise DeploymentError(f"{source.uid} is the base model; roll back to get there")
@@ -264,6 +258,7 @@ class Deployer:
             await self._engine.load(new.policy())
         on_trial = new.strategy == "ab_test"
         trial = Trial(new, self._config.ab) if on_trial else None
+        # From here on requests get it; the journal serves the version before until it is verified.
         self.live = Live(current=live.current if on_trial else new, trial=trial)
 
         await self._advance(number, "verifying")
@@ -277,7 +272,6 @@ class Deployer:
         return new
 
     async def _verify(self) -> None:
-        """Check that the live route answers; DeploymentError for other versions, or EngineError."""
         live, probe = self.live, self._probes[0]
         for served in live.served():
             # In a trial the live route sends a probe to either version; both must answer.
@@ -290,10 +284,11 @@ class Deployer:
                 )
 
     async def _problem_with(self, deployment: Deployment) -> str | None:
-        """Why a version that was verified earlier cannot be served now; None where it can."""
+        """Why a version that was verified earlier cannot be served now."""
         try:
             async with asyncio.timeout(self._config.timeout_s):
                 if deployment.path is not None:
+                    # It compares the digests of all files.
                     await asyncio.to_thread(read_manifest, Path(deployment.path))
                 await self._engine.load(deployment.policy())
         except FAILURES as error:
@@ -308,13 +303,13 @@ class Deployer:
         return promoted
 
     async def _give_up(self, deployment: Deployment, error: BaseException) -> Deployment:
-        """Record why a deployment failed; if the disk is full, only the result holds the reason."""
         reason = self._sentence(error)
         log.error("deployment of %s failed: %s", deployment.source, reason)
         try:
             swapped = (await asyncio.to_thread(self._journal.deployment, deployment.number)).phase
             phase: Phase = "rolled_back" if swapped == "verifying" else "failed"
             failed = await self._advance(deployment.number, phase, reason=reason)
+        # The disk may be full: then only the result holds the reason.
         except DeploymentError as unwritable:
             log.error("%s", unwritable)
             failed = dataclasses.replace(deployment, phase="failed", reason=reason)
@@ -322,34 +317,29 @@ class Deployer:
         return failed
 
     async def _tidy(self) -> None:
-        """Delete versions beyond ``deployment.keep`` that no request uses, and copy the journal.
-
-        Serving does not depend on it: a failure is only logged.
-        """
+        """Delete versions beyond ``deployment.keep`` that no request uses; copy the journal."""
         try:
             await asyncio.to_thread(self._journal.forget_former, self._config.keep)
             served = (*self._journal.live(), *self.live.served())
             paths = {*(d.path for d in served), *+self.in_use}
             kept = {Path(path).name for path in paths if path}
             await asyncio.to_thread(prune, self.folder / VERSIONS, 0, kept)
+            # Serving does not depend on it: a failure is only logged.
             await asyncio.to_thread(self._journal.back_up)
         except FAILURES as error:
             log.warning("could not tidy up: %s", self._sentence(error))
 
     async def _advance(self, number: int, phase: Phase, **facts: Any) -> Deployment:
-        """Record that a deployment is in ``phase``, and report it."""
         deployment = await asyncio.to_thread(self._journal.advance, number, phase, **facts)
         self._report(deployment)
         return deployment
 
     def _report(self, deployment: Deployment) -> None:
-        """Log a change of phase and pass it to ``on_phase``."""
         log.info("%s: %s %s", deployment.uid, deployment.phase, deployment.reason)
         if self._on_phase is not None:
             self._on_phase(deployment)
 
     def _sentence(self, error: BaseException) -> str:
-        """The error as one sentence for the user."""
         if isinstance(error, TimeoutError):
             return f"not done within deployment.timeout_s={self._config.timeout_s:g} s"
         if isinstance(error, OSError):

@@ -55,7 +55,7 @@ def error_body(
 
 
 async def explain(request: Request, error: Exception) -> Response:
-    """A failure in the form that OpenAI's clients read; tracebacks go to the log only."""
+    """A failure in the form that OpenAI's clients read."""
     message, param, code = str(error), None, None
     match error:
         case RequestValidationError():
@@ -78,6 +78,7 @@ async def explain(request: Request, error: Exception) -> Response:
         case HTTPException():
             status, message = error.status_code, str(error.detail)
         case _:
+            # The traceback is for the log, not for clients.
             log.error("%s %s failed", request.method, request.url.path, exc_info=error)
             status, message = 500, "the service failed; its log says why"
     kind = "invalid_request_error" if status < 500 else "server_error"
@@ -89,7 +90,7 @@ async def explain(request: Request, error: Exception) -> Response:
 
 
 def _invalid(error: RequestValidationError) -> tuple[str | None, str, str | None]:
-    """The parameter that is wrong, and why, in our words, and a code; None: the body as a whole."""
+    """The parameter that is wrong, or None for the body; why, in our words; a code."""
     first, *others = error.errors()
     if first["type"] == "json_invalid":  # its place is a position in the body
         said = f"the body is no JSON: {first['ctx']['error']} at character {first['loc'][1]}"

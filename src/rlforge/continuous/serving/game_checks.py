@@ -26,11 +26,7 @@ _SEED_OFFSET = 7919
 
 
 class GameHoldout:
-    """Plays ``deployment.holdout_games`` games with each of two versions, in alternating seats.
-
-    Seeds, opponent and draws are the same. A call returns the rewards of both, without games that
-    failed for either. Raises DeploymentError where more than one in ten failed.
-    """
+    """Plays ``deployment.holdout_games`` with two versions; a call returns the rewards of both."""
 
     def __init__(
         self, config: ServingConfig, engine: Engine, tokenizer: Any, stop_token_ids: Sequence[int]
@@ -47,6 +43,7 @@ class GameHoldout:
             for new, old in zip(theirs, ours, strict=True)
             if new.error is None and old.error is None
         ]
+        # Games that fail for one version may be those that it would lose.
         if len(pairs) < 0.9 * len(theirs):
             causes = [record.error for record in (*theirs, *ours) if record.error is not None]
             raise DeploymentError(
@@ -65,6 +62,7 @@ class GameHoldout:
             policy,
             settings.holdout_games,
             step=0,
+            # Seats, seeds and draws are the same for both versions.
             seed=self._config.seed + _SEED_OFFSET,
         )
 
@@ -76,7 +74,6 @@ class GameHoldout:
 
 
 def _focus(record: GameRecord) -> int:
-    """The seat of the measured policy; evaluations always have one."""
     assert record.spec.focus is not None
     return record.spec.focus
 
@@ -109,7 +106,7 @@ def game_probes(
 
 
 def _position(env: EnvSpec, draw: random.Random) -> View:
-    """The observation of the player to move, after up to five random moves if moves are listed."""
+    """The view of the player to move, after up to five random moves if moves are listed."""
     game = make_game(env, draw.getrandbits(32))
     view = game.view()
     for _ in range(draw.randrange(6)):

@@ -1,8 +1,7 @@
 """The state of a service in SQLite: deployments, which of them are served, outcomes of trials.
 
-Places are stored relative to the run, which can be moved. Every change is one transaction, on disk
-when the call returns. The table ``live`` is a stack of verified versions: the top is served, the
-others were served before it.
+Every change is one transaction, on disk when the call returns. The table ``live`` is a stack of
+verified versions: the top is served, the others were served before it.
 """
 
 from __future__ import annotations
@@ -63,6 +62,7 @@ class Journal:
     ) -> Deployment:
         """Add a deployment; the first one has number 0."""
         now, root = time.time(), self._folder.absolute().parent
+        # Places in the run are relative to it: it can be moved.
         if Path(source).is_relative_to(root):
             source = Path(source).relative_to(root).as_posix()
         with self._transaction() as database:
@@ -82,7 +82,7 @@ class Journal:
         checks: Sequence[Check] | None = None,
         reason: str | None = None,
     ) -> Deployment:
-        """Set the phase of a deployment, and those of the other facts that are given."""
+        """Set the phase of a deployment, and the other facts that are given."""
         path = path and Path(path).name
         found = None
         if checks is not None:
@@ -137,7 +137,7 @@ class Journal:
         ]
 
     def deployment(self, number: int) -> Deployment:
-        """One deployment. Raises DeploymentError for an unknown number."""
+        """One deployment; DeploymentError for an unknown number."""
         found = self._read("SELECT * FROM deployments WHERE number = ?", number)
         if not found:
             raise DeploymentError(f"{self._file} knows no deployment {number}")
@@ -184,21 +184,20 @@ class Journal:
     # ------------------------------------------------------------ the file
 
     def back_up(self) -> None:
-        """Copy the file, to be used when it is damaged; after a failure the older copy stays."""
+        """Copy the file, to be used when it is damaged."""
         try:
             with atomic_path(self._file.with_name(BACKUP), durable=True) as work, self._lock:
                 self.database.execute("VACUUM INTO ?", (str(work),))
+        # The older copy stays, and serving goes on.
         except (OSError, sqlite3.Error) as error:
             log.warning("no copy of %s was made: %s", self._file, error)
 
     def close(self) -> None:
-        """Close the file."""
         with self._lock:
             self.database.close()
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """A transaction: on disk at the end of the block, undone after an error."""
         with self._lock:
             try:
                 self.database.execute("BEGIN IMMEDIATE")
@@ -221,7 +220,7 @@ def owned(folder: Path) -> Iterator[Journal]:
 
 
 def read_history(folder: Path) -> list[Deployment]:
-    """The deployments of a service, running or not, if any; DeploymentError where unreadable."""
+    """The deployments of a service, running or not; DeploymentError where unreadable."""
     if not (folder / FILE).is_file():
         return []
     try:
@@ -235,7 +234,6 @@ def read_history(folder: Path) -> list[Deployment]:
 
 
 def _open(folder: Path) -> sqlite3.Connection:
-    """Open the database. A damaged file is renamed, and its copy takes its place."""
     file, backup = folder / FILE, folder / BACKUP
     try:
         if backup.is_file() and not (file.is_file() and file.stat().st_size):
@@ -249,6 +247,7 @@ def _open(folder: Path) -> sqlite3.Connection:
                 f"{file} is damaged ({error}), and there is no copy of it; move it away to start "
                 "without a history"
             ) from error
+        # It is kept, as it may still be read by hand.
         aside = file.with_name(f"{FILE}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
         log.error(
             "%s is damaged: %s; it is renamed to %s, and its copy is used", file, error, aside.name
@@ -279,6 +278,7 @@ def _connect(file: Path) -> sqlite3.Connection:
     try:
         database.row_factory = sqlite3.Row
         database.execute("PRAGMA journal_mode=WAL")
+        # What is served must survive a power cut.
         database.execute("PRAGMA synchronous=FULL")
     except sqlite3.Error:
         database.close()

@@ -23,9 +23,10 @@ _ENGINE = (
 
 
 class Metrics:
-    """The counters of one service, in a registry of its own."""
+    """The counters of one service."""
 
     def __init__(self) -> None:
+        # The library's own registry is shared by all services of a process.
         self._registry = CollectorRegistry()
         counter, gauge, histogram = (
             functools.partial(kind, registry=self._registry) for kind in (Counter, Gauge, Histogram)

@@ -1,7 +1,6 @@
 """The supported part of OpenAI's requests.
 
-Unknown and unsupported parameters are refused, not ignored. Unsupported ones may be given as null,
-or with a value that switches them off.
+Unsupported parameters may be given as null, or with a value that switches them off.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ class _Strict(BaseModel):
 
 
 class TextPart(_Strict):
-    """A piece of a message."""
-
     type: Literal["text"]
     text: str
 
@@ -94,6 +91,7 @@ class Message(_Strict):
     def _drop_unused(cls, given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
+        # Clients send answers back as they got them.
         return {key: each for key, each in given.items() if each or key not in cls.unused}
 
     @model_validator(mode="after")
@@ -159,7 +157,7 @@ class ResponseFormat(_Strict):
         return self
 
     def grammar(self) -> str | None:
-        """Grammar that the answer must follow; None: any text."""
+        """The grammar that the answer keeps to; None: any text."""
         if self.type == "text":
             return None
         asked = self.json_schema
@@ -214,9 +212,9 @@ class Sampling(_Strict, ABC):
     @model_validator(mode="before")
     @classmethod
     def _check_names(cls, given: Any) -> Any:
-        """The parameters that are supported. Raises RequestError for any other."""
         if not isinstance(given, Mapping):
             return given
+        # A parameter that is ignored would give answers other than those asked for.
         for name in given.keys() - cls.model_fields.keys():
             if name not in cls.refused:
                 close = nearest(str(name), [*cls.model_fields, *cls.refused])
@@ -255,20 +253,13 @@ class Sampling(_Strict, ABC):
 
 
 def _same(given: Any, neutral: Any) -> bool:
-    """Equal and both numbers, or of one type: ``True`` is not 1."""
+    # ``True`` equals 1, and is none.
     numbers = all(type(each) in (int, float) for each in (given, neutral))
     return bool(given == neutral) and (numbers or type(given) is type(neutral))
 
 
 class ChatRequest(Sampling):
-    """``POST /v1/chat/completions``.
-
-    Example:
-        >>> body = '{"model": "tictactoe", "messages": [{"role": "user", "content": "Your move?"}]}'
-        >>> request = ChatRequest.model_validate_json(body)
-        >>> request.messages[0].plain(), request.limit()
-        ({'role': 'user', 'content': 'Your move?'}, None)
-    """
+    """``POST /v1/chat/completions``."""
 
     kind = "chat"
     refused: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -336,7 +327,6 @@ class ChatRequest(Sampling):
 
     @property
     def must_call(self) -> bool:
-        """Whether the answer is a call of a tool."""
         return self.tool_choice not in (None, "auto")
 
     def said(self) -> list[dict[str, Any]]:
@@ -344,7 +334,6 @@ class ChatRequest(Sampling):
         return [message.plain() for message in self.messages]
 
     def offered(self) -> list[dict[str, Any]]:
-        """The tools that the model may call."""
         if self.tool_choice == "none":
             return []
         return [tool.model_dump(exclude_none=True) for tool in self.tools or ()]

@@ -55,17 +55,9 @@ class Check:
 class Deployment:
     """A version of the policy that is served, was served, or may be.
 
-    number: place in the order of deployments; 0 is the base model. updates: behind the adapter,
-    which say nothing about the order. source: relative to the run that holds the service's state if
-    it lies there. path: the service's own copy. created_at, changed_at: seconds since 1970 UTC.
+    number: place in the order of deployments, 0 for the base model. updates: of the learner, behind
+    the adapter. path: the service's own copy. created_at, changed_at: seconds since 1970 UTC.
     reason: why it is not served.
-
-    Example:
-        >>> deployment = Deployment(
-        ...     number=3, phase="live", strategy="replace", source="checkpoints/step-40", updates=40
-        ... )
-        >>> deployment.uid, deployment.succeeded, deployment.policy().version
-        ('deploy-3', True, 40)
     """
 
     number: int
@@ -98,6 +90,7 @@ class Deployment:
     def to_json(self) -> dict[str, Any]:
         """For HTTP and files: without the path, ``updates`` as ``version``."""
         values = dataclasses.asdict(self)
+        # Clients cannot read it, and its folder may move.
         del values["path"]
         return {"uid": self.uid, "version": values.pop("updates"), **values}
 
@@ -124,7 +117,7 @@ class Probe:
 class PairedOutcomes:
     """Rewards of a new and the current version on the same items, in the same order.
 
-    concerns: what is suspect in the way in which the new version earned them, in sentences.
+    concerns: what is suspect in how the new version earned them, in sentences.
     """
 
     candidate: tuple[float, ...]
@@ -140,8 +133,8 @@ Holdout = Callable[[PolicyRef, PolicyRef], Awaitable[PairedOutcomes]]
 class Answered:
     """An answer that a client got.
 
-    user: 16 digits that stand for the user. arguments: of the chat template. text: without what
-    follows a stop string; completion: None then.
+    user: stands for the user. arguments: of the chat template. text: up to a stop string, and then
+    without ``completion``.
     """
 
     id: str

@@ -79,6 +79,7 @@ def serve(setup: ServiceSetup, say: Say, checks: MakeChecks | None = None) -> No
         with RunLock(state_dir):  # released at once: the service itself acquires it
             tokens = make_tokens(state_dir)
             (state_dir / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+        # Before the engine, which takes minutes: the address may be taken.
         with contextlib.closing(listen(config.serve.host, config.serve.port)) as listener:
             # Imported late: Ray takes seconds, and the errors above should not wait for it.
             from rlforge.run.actors.session import ray_started
@@ -98,7 +99,6 @@ async def _serve(
     say: Say,
     checks: MakeChecks | None,
 ) -> None:
-    """Start the engines, open the service, answer until a signal."""
     from rlforge.record.files import open_log
     from rlforge.run.actors.cluster import reason, start_actors
     from rlforge.run.actors.engine_client import REPORT_POLL_S, RemoteEngine
@@ -153,11 +153,7 @@ async def assembled(
     ready: Callable[[], bool] = lambda: True,
     on_phase: Callable[[Deployment], None] = lambda deployment: None,
 ) -> AsyncIterator[tuple[DeploymentService, ASGIApp]]:
-    """The deployments in ``state_dir`` over ``engine``, and the HTTP application over them.
-
-    checks: None: in the environments of evaluation. on_phase, errors: as of
-    ``DeploymentService.open``.
-    """
+    """The deployments in ``state_dir`` over ``engine``, and the HTTP application over them."""
     from rlforge.continuous.serving.game_checks import GameHoldout, game_probes
     from rlforge.models.load import load_tokenizer, stop_token_ids
 
@@ -224,10 +220,10 @@ def http_over(
 
 
 async def _begin(service: DeploymentService, source: Path | None, say: Say) -> None:
-    """Deploy ``source`` if nothing was ever served, then the staged adapters."""
     if service.fell_back:
         say(service.fell_back)
     past = service.history()[1:]
+    # A later start serves what was served last, whatever the run has learned since.
     if source is not None and all(d.phase in _NEVER_SERVED for d in past):
         say(f"deploying {source}")
         first = await service.deploy(source)
@@ -254,6 +250,7 @@ def listen(host: str, port: int) -> socket.socket:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind)
         try:
+            # A service that was just stopped may start again at its address.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
             listener.listen()
@@ -277,7 +274,7 @@ def url_of(listener: socket.socket) -> str:
 async def answer_requests(
     app: ASGIApp, listener: socket.socket, *failed: Coroutine[Any, Any, None], drain_s: float
 ) -> bool:
-    """Answer until SIGINT, SIGTERM or the end of one of ``failed``; returns whether by a signal.
+    """Answer until SIGINT, SIGTERM or the end of one of ``failed``; whether by a signal.
 
     Requests under way have ``drain_s`` seconds to finish.
     """

@@ -5,8 +5,7 @@
                   ▼               ▼              ▼            ▼         ▼
               rejected          failed         failed    rolled_back  rolled_back
 
-``deployer`` carries a version through these phases, ``journal`` stores the state. Callers use this
-module.
+``deployer`` carries a version through these phases, ``journal`` stores the state.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ T = TypeVar("T")
 
 
 class DeploymentService:
-    """Routes requests to versions on an engine, and replaces the versions (see the module).
+    """Routes requests to versions on an engine, and replaces the versions.
 
     Made by ``open``, called from one event loop. One process at a time owns its folder.
     """
@@ -63,12 +62,19 @@ class DeploymentService:
     ) -> Self:
         """Serve the last version served from ``folder``; in a new folder, the engine's base model.
 
-        Where its files are damaged, the newest former one is served (``fell_back``). model: which
-        adapters must fit. probes: at least one. holdout: compares new versions with the current
-        one; None: no comparison. on_phase: called with the deployment after every change. rewards:
-        the least and the largest outcome of a trial. Raises ConfigError for impossible settings,
-        RunError when another process owns the folder, DeploymentError when no version in it can be
-        served, EngineError when the base model does not answer.
+        Raises ConfigError for impossible settings, RunError when another process owns the folder,
+        DeploymentError when no version in it can be served, EngineError when the base does not
+        answer.
+
+        Args:
+            folder: The state.
+            engine: Answers with the versions.
+            config: The group ``deployment``.
+            model: Which adapters must fit.
+            probes: What new versions must answer; at least one.
+            holdout: Compares new versions with the current one; None: no comparison.
+            on_phase: Called with a deployment after every change of it.
+            rewards: The least and the largest outcome of a trial.
         """
         with contextlib.ExitStack() as held:
             journal = held.enter_context(owned(folder))
@@ -92,7 +98,7 @@ class DeploymentService:
 
     @property
     def fell_back(self) -> str:
-        """Why an older version is served than at the last start; empty where it is the same."""
+        """Why an older version is served than at the last start, if one is."""
         return self._deployer.fell_back
 
     @property
@@ -105,7 +111,7 @@ class DeploymentService:
         return self._deployer.live.served()
 
     def route(self, user: str | None = None) -> PolicyRef:
-        """The version of ``user`` now; in a trial it changes at most once, from current to new."""
+        """The version of ``user`` now; in a trial it changes at most once, to the new one."""
         return self._deployer.live.route(user)
 
     async def generate(
@@ -120,16 +126,15 @@ class DeploymentService:
     ) -> Completion:
         """Continue a prompt with the version of ``user``, or with ``policy``, to the end.
 
-        on_policy: called first, with the version that answers. One whose files are damaged is
-        rolled back and the one before it answers, unless the caller names ``policy``. Raises
-        EngineError as the engine does, and PolicyLoadError where no trained version is left
-        (``deployment.fall_back_to_base``).
+        on_policy: called first, with the version that answers. Raises EngineError, and
+        PolicyLoadError where no trained version is left.
         """
 
         async def answer(chosen: PolicyRef) -> Completion:
             if on_policy is not None:
                 on_policy(chosen)
             in_use, path = self._deployer.in_use, chosen.path_or_name
+            # Its files stay while a request may read them again.
             in_use[path] += 1
             try:
                 return await self._engine.generate(prompt_token_ids, params, chosen, on_tokens)
@@ -141,6 +146,7 @@ class DeploymentService:
         chosen = self.route(user)
         try:
             return await answer(chosen)
+        # Its files are damaged: the one before answers, unless the caller names a version.
         except PolicyLoadError as error:
             try:
                 await self._to_its_end(self._deployer.set_aside(chosen, str(error)))
@@ -163,9 +169,8 @@ class DeploymentService:
     ) -> Deployment:
         """Serve ``adapter``: a checkpoint, an adapter's directory, or a run (its newest version).
 
-        One at a time; others wait. holdout: replaces the service's own. Failures of adapter, engine
-        and disk are not raised: ``reason`` says why the previous version is still served. A
-        cancelled caller does not end it.
+        Failures of adapter, engine and disk are not raised: ``reason`` says why the previous
+        version is still served. holdout: replaces the service's own.
         """
         return await self._to_its_end(self._deployer.deploy(adapter, holdout or self._holdout))
 
@@ -194,12 +199,16 @@ class DeploymentService:
         cluster: str | None = None,
         stage: str | None = None,
     ) -> bool:
-        """Count the reward of an answer of version ``uid`` in the trial under way, if it is of it.
+        """Count the reward of an answer in the trial under way; False where it is not of it.
 
-        key: names the answer, so that it counts once. cluster: outcomes with the same one may
-        depend on each other. stage: names the stretch of time; None: counted by outcomes. Returns
-        whether it counted. The outcome that decides a trial also ends it. Raises ValueError for a
-        reward outside of ``rewards``.
+        Raises ValueError for a reward outside of ``rewards``.
+
+        Args:
+            reward: The outcome.
+            uid: The version that answered.
+            key: Names the answer, which counts once.
+            cluster: Outcomes with the same one may depend on each other.
+            stage: Names the stretch of time; None: by counts of outcomes.
         """
         low, high = self._deployer.rewards
         if not low <= reward <= high:
@@ -210,6 +219,7 @@ class DeploymentService:
         arm: Arm = "new" if uid == trial.deployment.uid else "current"
         number = trial.deployment.number
         outcome = TrialOutcome(arm=arm, reward=reward, cluster=cluster, stage=stage)
+        # On disk first: a trial goes on after a restart.
         if not await asyncio.to_thread(self._journal.add_outcome, number, outcome, key):
             return False
         trial.add(arm, reward, cluster=cluster, stage=stage)
@@ -218,7 +228,7 @@ class DeploymentService:
         return True
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await ``work`` in a task of its own, which goes on when the caller is cancelled."""
+        # A client that goes away must not leave half a deployment.
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -86,6 +86,7 @@ def _of_run(
                 f"{change} (command line): the run in {run} has its own {_head(change)}; change "
                 f"single values of it, as in {_head(change)}.KEY=VALUE"
             )
+    # The model as it was trained, behind a service as it is asked for.
     config = from_yaml(run / "config.yaml", ServingConfig)
     config = dataclasses.replace(config, deployment=service.deployment, serve=service.serve)
     if any(_head(o) == "hardware" for o in overrides):

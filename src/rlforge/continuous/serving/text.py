@@ -15,9 +15,7 @@ from rlforge.types import Completion, value
 class TextStream:
     """Turns tokens into pieces of text; their concatenation is the text of all tokens.
 
-    tokenizer: a Hugging Face one of ``tokenizers``. stops: strings that end the text and are not
-    part of it; text that may be the beginning of one is held back, as are characters whose bytes
-    are incomplete.
+    Text that may be the beginning of one of ``stops`` is held back, as are incomplete characters.
 
     Example:
         >>> from rlforge.models.tiny.vocabulary import build_tokenizer
@@ -25,8 +23,6 @@ class TextStream:
         >>> text = TextStream(tokenizer, stops=["END"])
         >>> [text.add([token]) for token in tokenizer.encode("é EEND.")]
         ['', 'é', ' ', '', 'E', '', '', '']
-        >>> text.stopped
-        True
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
@@ -63,8 +59,9 @@ class TextStream:
         return len(ids)
 
     def finish(self, ids: Sequence[int]) -> str:
-        """The last piece; ``ids`` are all tokens of the answer, including those added before."""
+        """The last piece; ``ids`` are all tokens of the answer."""
         whole = self._tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=True)
+        # The stream keeps back the bytes of a character that never became whole.
         self._text += whole[len(self._text) :]
         return self._release(0)
 
@@ -85,12 +82,6 @@ def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
     """The bytes of each token of an answer; joined, those of its text in UTF-8.
 
     Special tokens have none, and a token of a part of a character has that part.
-
-    Example:
-        >>> from rlforge.models.tiny.vocabulary import build_tokenizer
-        >>> tokenizer = build_tokenizer([])  # a token a byte
-        >>> token_bytes(tokenizer, tokenizer.encode("é!"))
-        [b'\\xc3', b'\\xa9', b'!']
     """
     core, special = tokenizer.backend_tokenizer, tokenizer.added_tokens_decoder
     names = [
@@ -100,6 +91,7 @@ def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
     whole = core.decode(list(ids), skip_special_tokens=True)
     decoder = b"" if core.decoder is None else core.decoder.__getstate__()
     steps = set(re.findall(rb'"type": *"(\w+)"', decoder))
+    # Tokens are written in characters that stand for bytes.
     if b"ByteLevel" in steps:
         from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -130,7 +122,6 @@ def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
 
 
 def _spaces(text: str) -> int:
-    """Spaces in front of ``text``."""
     return len(text) - len(text.lstrip(" "))
 
 
@@ -161,7 +152,7 @@ def scored_tokens(tokenizer: Any, completion: Completion) -> list[ScoredToken]:
 
 
 def chat_logprobs(scored: Sequence[ScoredToken]) -> dict[str, Any]:
-    """``logprobs`` of an answer of a chat."""
+    """``logprobs`` of a chat's answer."""
     content = [
         {"token": each.text, "logprob": each.logprob, "bytes": list(each.data), "top_logprobs": []}
         for each in scored

@@ -24,13 +24,13 @@ _CLIENT_FILE, _ADMIN_FILE = "token", "admin_token"
 
 @value
 class Tokens:
-    """Tokens of requests; the administrators' token does for any request."""
+    """Tokens of requests; the administrators' does for any request."""
 
     client: str
     admin: str
 
     def allow(self, given: str, *, admin: bool) -> bool:
-        """Whether the token of a header allows a request, or, with ``admin``, an admin call."""
+        """Whether a header's token allows a request, or, with ``admin``, an admin call."""
         known = (self.admin,) if admin else (self.admin, self.client)
         # Headers are read as latin-1, whatever a token of the environment is written in.
         return any(hmac.compare_digest(given.encode("latin-1"), one.encode()) for one in known)
@@ -53,6 +53,7 @@ def _made(file: Path, variable: str) -> str:
     if given := os.environ.get(variable, "").strip():
         return given
     try:
+        # Readable by nobody else from its first moment.
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return _read(file, variable)
@@ -80,7 +81,7 @@ def _read(file: Path, variable: str) -> str:
 
 @value
 class AnswerId:
-    """Content of an answer's id. uid: the deployment. user: 16 digits that stand for the user.
+    """Content of an answer's id: the deployment, and what stands for the user.
 
     trial: number of the deployment on trial that chose it, if any.
     """
@@ -91,28 +92,24 @@ class AnswerId:
 
 
 class AnswerIds:
-    """Makes ids of answers, and recognises its own, so that no client can make one up.
-
-    An id holds a signature, which services with the same ``secret`` recognise.
+    """Makes ids of answers, and recognises those of services with the same ``secret``.
 
     Example:
         >>> ids = AnswerIds("secret")
-        >>> made = ids.new("chatcmpl", "deploy-3", "ann", trial=4)
-        >>> known = ids.read(made)
+        >>> known = ids.read(ids.new("chatcmpl", "deploy-3", "ann", trial=4))
         >>> known.uid, known.trial, known.user == ids.stand_in("user ann")
         ('deploy-3', 4, True)
-        >>> ids.read(made.replace("deploy-3", "deploy-4")) is None
-        True
     """
 
     def __init__(self, secret: str) -> None:
         self._key = hashlib.sha256(f"answer ids\0{secret}".encode()).digest()
 
     def new(self, kind: str, uid: str, user: str | None = None, *, trial: int | None = None) -> str:
-        """The id of an answer of kind ``chatcmpl`` or ``cmpl``; see ``AnswerId``."""
+        """The id of an answer of kind ``chatcmpl`` or ``cmpl``."""
         known = secrets.token_hex(8) if user is None else self.stand_in(f"user {user}")
         chosen_by = "" if trial is None else trial
         begun = f"{kind}-{uid}-{chosen_by}-{known}{secrets.token_hex(8)}"
+        # Signed, so that no client can make one up and vote in a trial.
         return begun + self.stand_in(begun)
 
     def read(self, given: str) -> AnswerId | None:
@@ -129,12 +126,7 @@ class AnswerIds:
 
 
 def network(host: str) -> str:
-    """An address; of IPv6 the /64, as one machine may have all addresses of it.
-
-    Example:
-        >>> network("10.0.0.7"), network("::ffff:10.0.0.7"), network("2001:db8::7")
-        ('10.0.0.7', '10.0.0.7', '2001:db8::/64')
-    """
+    """An address; of IPv6 the /64."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -144,4 +136,5 @@ def network(host: str) -> str:
     mapped = address.ipv4_mapped
     if mapped is not None:
         return str(mapped)
+    # One machine may have all addresses of it.
     return str(ipaddress.ip_network((int(address), 64), strict=False))

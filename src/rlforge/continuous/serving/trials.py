@@ -1,8 +1,7 @@
 """Comparisons of a new version with the current one, by mean rewards.
 
-``compare``, before it is served: is it not worse than the current version by more than a margin?
-``Trial``, on the requests of users: which of two versions is better? Each user has a fixed place, a
-growing share of the users gets the new version, and ``MixtureSprt`` is valid at every look.
+``compare``, before it is served: is it not worse by more than a margin? ``Trial``, on the requests
+of users: which of two versions is better?
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ Verdict = Literal["new_is_better", "new_is_worse"]
 
 @value
 class NonInferiority:
-    """The result of ``compare``.
+    """The result of ``compare``. difference: mean of new minus current.
 
-    difference: mean of new minus current. p_value: chance of this difference or a larger one if
-    the new version were worse by exactly ``margin``.
+    p_value: chance of this difference or a larger one were the new version worse by just
+    ``margin``.
     """
 
     items: int
@@ -38,7 +37,7 @@ class NonInferiority:
 
     @property
     def passed(self) -> bool:
-        """Whether a loss of ``margin`` or more is ruled out: p_value <= alpha."""
+        """Whether a loss of ``margin`` or more is ruled out."""
         return self.p_value <= self.alpha
 
     def __str__(self) -> str:
@@ -52,13 +51,11 @@ class NonInferiority:
 def compare(outcomes: PairedOutcomes, *, margin: float, alpha: float, test: str) -> NonInferiority:
     """One-sided test of d = new - current against the hypothesis "d is at most -margin".
 
-    The null hypothesis is that the new version is worse, so too few items never let a version pass
-    (non-inferiority as in Wellek 2010, "Testing statistical hypotheses of equivalence and
-    noninferiority", chapter 5). test: ``t``, Student's paired test of the mean; ``wilcoxon``,
-    signed ranks, for symmetric differences with heavy tails; ``sign``, more items above -margin
-    than below, for any distribution. Where all differences are equal, p is 0 if they are
-    at least -margin, else 1.
-    Raises ValueError for an unknown test, and for unpaired or non-finite outcomes.
+    Non-inferiority as in Wellek 2010, "Testing statistical hypotheses of equivalence and
+    noninferiority", chapter 5. test: ``t``, Student's paired test of the mean; ``wilcoxon``, signed
+    ranks, for symmetric differences with heavy tails; ``sign``, more items above -margin than
+    below, for any distribution. Raises ValueError for an unknown test, and for unpaired or non-
+    finite outcomes.
 
     Example:
         >>> outcomes = PairedOutcomes(
@@ -73,8 +70,10 @@ def compare(outcomes: PairedOutcomes, *, margin: float, alpha: float, test: str)
     if not np.isfinite(difference).all():
         raise ValueError("held-out outcomes must be finite")
     shifted = difference + margin
+    # The null hypothesis is that it is worse: too few items never let it pass.
     if len(difference) == 0:
         p_value = 1.0
+    # The tests divide by the spread.
     elif np.ptp(difference) < 1e-12:
         p_value = 0.0 if shifted[0] >= 0 else 1.0
     elif test == "t":
@@ -104,13 +103,11 @@ class Sum:
     total: float = 0.0
 
     def add(self, number: float) -> None:
-        """Include ``number``."""
         self.count += 1
         self.total += number
 
     @property
     def mean(self) -> float:
-        """Not a number without an outcome."""
         return self.total / self.count if self.count else math.nan
 
 
@@ -118,13 +115,11 @@ class MixtureSprt:
     """A two-sided mixture sequential probability ratio test of equal mean rewards.
 
     Versions are compared within stages, stretches of time in which rewards have one level, by the
-    means of clusters, such as the users or an agent in an episode: however many outcomes a cluster
-    has of a version in a stage, their mean counts once. The difference d is the mean of the stages'
-    differences of means, weighted by g_new g_current / (g_new + g_current) for the g clusters of a
-    stage and version, so neither a level that drifts nor a share that grows moves it. The variance
-    v of d is the sum of the squared influences of clusters (Liang and Zeger 1986), each part scaled
-    by sqrt(g / (g - 1)), and by f / (f - 2) for f = (sum u^2)^2 / sum u^4 effective clusters of
-    influences u. Stages with one cluster of a version do not count.
+    means of clusters, such as users: however many outcomes a cluster has of a version in a stage,
+    their mean counts once. The difference d is the mean of the stages' differences, weighted by
+    g_new g_current / (g_new + g_current) for g clusters of a stage and version. Its variance v is
+    the sum of the squared influences of clusters (Liang and Zeger 1986), each part scaled by sqrt(g
+    / (g - 1)), and by f / (f - 2) for f = (sum u^2)^2 / sum u^4 effective clusters of influences u.
 
     The likelihood ratio of d is averaged over differences drawn from N(0, effect^2) (Robbins 1970;
     Johari et al. 2022, "Always valid inference", equation 8):
@@ -134,16 +129,6 @@ class MixtureSprt:
     Without a difference its running maximum exceeds 1/alpha with probability at most alpha, up to
     the estimate of v: ``benchmarks/trials.py`` measures how often. It is looked at when a stage
     ends, from ``min_outcomes`` of each version and ten effective clusters on.
-
-    Example:
-        >>> test = MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=20)
-        >>> for index in range(100):
-        ...     stage = str(index // 50)
-        ...     test.add("current", float(index % 2 == 0), stage=stage)
-        ...     test.add("new", float(index % 10 != 0), stage=stage)
-        >>> test.look()
-        >>> test.verdict, round(test.difference, 2)
-        ('new_is_better', 0.4)
     """
 
     def __init__(self, *, alpha: float, effect: float, min_outcomes: int) -> None:
@@ -160,8 +145,8 @@ class MixtureSprt:
     def add(self, arm: Arm, reward: float, *, stage: str, cluster: str | None = None) -> None:
         """Include an outcome; the first one of another stage is also a ``look`` at those before.
 
-        cluster: outcomes with the same one may depend on each other, and count as one in a stage;
-        None: this one depends on no other. Raises ValueError unless the reward is finite.
+        cluster: outcomes with the same one count as one in a stage; None: this one depends on no
+        other. Raises ValueError unless the reward is finite.
         """
         if not math.isfinite(reward):
             raise ValueError(f"a reward must be a finite number, not {reward}")
@@ -170,6 +155,7 @@ class MixtureSprt:
             self._stage = stage
         self.outcomes += 1
         self.arms[arm].add(reward)
+        # No user's name begins with a null character.
         name = f"\0{self.outcomes}" if cluster is None else cluster
         cells = self._stages.setdefault(stage, {"current": {}, "new": {}})
         cells[arm].setdefault(name, Sum()).add(reward)
@@ -181,9 +167,11 @@ class MixtureSprt:
         weight, weighted = 0.0, 0.0
         influences: dict[str, float] = {}
         for cells in self._stages.values():
+            # One cluster has no variance.
             if min(map(len, cells.values())) < 2:
                 continue
             new, current = cells["new"], cells["current"]
+            # So neither a level that drifts nor a share that grows moves the difference.
             share = len(new) * len(current) / (len(new) + len(current))
             weight += share
             for sign, side in ((1, new), (-1, current)):
@@ -199,6 +187,7 @@ class MixtureSprt:
         self.difference = weighted / weight
         fourth = math.fsum(moved**4 for moved in influences.values())
         effective = squares**2 / fourth if fourth else math.inf
+        # The variance of a few clusters is too uncertain.
         if effective < _FEWEST_CLUSTERS:
             return
         inflated = squares * (effective / (effective - 2) if fourth else 1.0)
@@ -209,10 +198,7 @@ class MixtureSprt:
 
 
 def mixture_p_value(difference: float, variance: float, effect: float) -> float:
-    """1 / ratio of ``MixtureSprt``, at most 1.
-
-    variance: of the difference of means; at 0, p is 0 for any difference and 1 for none.
-    """
+    """1 / ratio of ``MixtureSprt``, at most 1. variance: of the difference of means."""
     if variance <= 0:
         return 0.0 if difference else 1.0
     total = variance + effect**2
@@ -238,16 +224,6 @@ class Trial:
 
     Each user has a fixed place in [0, 1); those below ``share``, which grows with the number of
     outcomes, get the new version. A request without a user gets a random place.
-
-    Example:
-        >>> new = Deployment(number=2, phase="trial", strategy="ab_test", source="step-40")
-        >>> trial = Trial(new, AbTestConfig(shares=[0.1, 0.5], step_outcomes=2))
-        >>> trial.share, trial.arm("agent-1"), trial.arm("agent-2")
-        (0.1, 'current', 'current')
-        >>> trial.add("current", 0.3)
-        >>> trial.add("new", 0.7)
-        >>> trial.share, trial.arm("agent-1"), trial.arm("agent-2")
-        (0.5, 'current', 'new')
     """
 
     def __init__(self, deployment: Deployment, config: AbTestConfig) -> None:
@@ -296,7 +272,7 @@ class Trial:
 
 @value
 class Live:
-    """The versions that are served: the current one, and during a trial a new one. Immutable."""
+    """The versions that are served: the current one, and during a trial a new one."""
 
     current: Deployment
     trial: Trial | None = None

@@ -6,7 +6,7 @@ finite     no weight is NaN or infinite
 loads      the engine loads it and answers the probes
 format     enough answers have the format that games can read
 holdout    not worse than the current version by more than a margin
-conduct    earns its rewards there by what they stand for, where the held-out set can tell
+conduct    earns its rewards there by what they stand for
 """
 
 from __future__ import annotations
