@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import marshal
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -122,12 +123,24 @@ def _chunks(run_dir: Path | str) -> list[Path]:
     return sorted(folder.glob("*-*.parquet"), key=lambda path: (_chunk_number(path), path.name))
 
 
-def _rows_of(chunk: Path, columns: list[str] | None, filters: Any = None) -> list[dict[str, Any]]:
+def _rows_of(
+    chunk: Path,
+    columns: Sequence[str] | None = None,
+    wanted: Callable[[Mapping[str, Any]], bool] | None = None,
+) -> list[dict[str, Any]]:
+    """Rows of a chunk. wanted: judges each by its ``game_id`` and ``purpose``."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(chunk, columns=columns, filters=filters)
+        with pq.ParquetFile(chunk) as file:
+            if wanted is None:
+                table = file.read(columns)
+            else:  # most chunks have none, and their turns need not be read
+                found = [wanted(row) for row in file.read(["game_id", "purpose"]).to_pylist()]
+                if not any(found):
+                    return []
+                table = file.read(columns).filter(pa.array(found))
     except (pa.ArrowException, OSError) as error:
         raise RlforgeError(
             f"{chunk} is damaged ({error}); remove it to read the other games"
@@ -140,15 +153,13 @@ def read_games(
     run_dir: Path | str, game_ids: Collection[str] | None = None, purpose: Purpose | None = None
 ) -> Iterator[GameRecord]:
     """The finished games of these ids and this purpose, oldest first; RlforgeError if damaged."""
-    filters: list[tuple[str, str, Any]] = []
-    if game_ids is not None:
-        if not game_ids:
-            return
-        filters.append(("game_id", "in", sorted(game_ids)))
-    if purpose is not None:
-        filters.append(("purpose", "==", purpose))
+    ids = None if game_ids is None else {*game_ids}
+
+    def wanted(row: Mapping[str, Any]) -> bool:
+        return (ids is None or row["game_id"] in ids) and purpose in (None, row["purpose"])
+
     for chunk in _chunks(run_dir):
-        for row in _rows_of(chunk, None, filters or None):
+        for row in _rows_of(chunk, wanted=wanted):
             yield _GAMES.decode(row)
 
 
@@ -166,8 +177,22 @@ class GameIndex:
 
 
 def index_games(run_dir: Path | str) -> list[GameIndex]:
-    """All finished games without turns, oldest first, cheap for a run; RlforgeError if damaged."""
-    columns = [field.name for field in dataclasses.fields(GameIndex)]
-    games = Codec(GameIndex)
-    index = [games.decode(row) for chunk in _chunks(run_dir) for row in _rows_of(chunk, columns)]
+    """All finished games without turns, oldest first; RlforgeError for a damaged file.
+
+    Left out are also the turns with which a game began, ``spec.past``.
+    """
+    own = ("game_id", "seed", "group_id")
+    parts = [field.name for field in dataclasses.fields(GameSpec) if field.name != "past"]
+    others = [field.name for field in dataclasses.fields(GameIndex) if field.name != "spec"]
+    columns, specs = [*(f"spec.{part}" for part in parts), *others], Codec(GameSpec)
+    # Thousands of games have all but their ``own`` in common: it is decoded once.
+    decoded: dict[bytes, GameSpec] = {}
+    index = []
+    for row in (row for chunk in _chunks(run_dir) for row in _rows_of(chunk, columns)):
+        spec, rewards = row.pop("spec"), dict(row.pop("rewards"))
+        common = marshal.dumps({name: part for name, part in spec.items() if name not in own})
+        if common not in decoded:
+            decoded[common] = specs.decode(spec)
+        spec = dataclasses.replace(decoded[common], **{name: spec[name] for name in own})
+        index.append(GameIndex(spec=spec, rewards=rewards, **row))
     return sorted(index, key=lambda game: game.written_at)
