@@ -1,4 +1,4 @@
-"""Analyses of finished games: the value of a game over its turns, in ``analyses/`` of a run."""
+"""The value of finished games over their turns, in ``analyses/`` of a run."""
 
 from __future__ import annotations
 
@@ -26,27 +26,23 @@ class Estimate:
 
     @property
     def low(self) -> float:
-        """The lower end of the interval."""
         return self.mean - self.half
 
     @property
     def high(self) -> float:
-        """The upper end of the interval."""
         return self.mean + self.half
 
 
 def estimate(rewards: Sequence[float], bounds: tuple[float, float]) -> Estimate:
-    """The mean of ``rewards``, at least one, with a normal interval.
-
-    bounds: the lowest and highest reward that is possible. Two further games, one of each, are
-    imagined for the variance alone, so that the interval of equal rewards is not empty (as Agresti
-    and Coull 1998 do for shares).
+    """The mean of at least one reward with a normal interval; bounds: the possible rewards.
 
     Example:
         >>> won = estimate([1.0] * 64, (-1.0, 1.0))
         >>> won.mean, round(won.half, 2)
         (1.0, 0.06)
     """
+    # A game at each bound is imagined for the variance, as Agresti and Coull (1998) do for shares:
+    # else the interval of equal rewards would be empty.
     spread = statistics.pvariance([*rewards, *bounds])
     half = _Z95 * math.sqrt(spread / len(rewards))
     return Estimate(mean=statistics.fmean(rewards), half=half, games=len(rewards))
@@ -56,9 +52,11 @@ def estimate(rewards: Sequence[float], bounds: tuple[float, float]) -> Estimate:
 class Moment:
     """A turn of an analysed game, counted from 1.
 
-    before, after: mean reward of the analysed player in continuations from there; own_…: of the
-    player that moved. decisive: the 95 % interval of ``change``, over all turns together, leaves 0
-    out. best: after a decisive loss, a better legal action for the player that moved.
+    Attributes:
+        before, after: Mean reward of the analysed player in continuations from there.
+        own_before, own_after: The same of the player that moved.
+        decisive: The 95 % interval of ``change``, over all turns together, leaves 0 out.
+        best: After a decisive loss, a better legal action.
     """
 
     turn: int
@@ -75,7 +73,7 @@ class Moment:
 
     @property
     def change(self) -> float:
-        """By which the turn changes the mean reward of the player that moved."""
+        """Difference that the turn makes to the player that moved."""
         return self.own_after.mean - self.own_before.mean
 
 
@@ -94,7 +92,7 @@ class Analysis:
 
 
 def write_analysis(run_dir: Path, analysis: Analysis) -> Path:
-    """Keep ``analysis`` with its run, in place of an earlier one of the game; returns the file."""
+    """Write an analysis, over an earlier one of the game; returns the file."""
     folder = RunPaths(root=run_dir).analyses
     folder.mkdir(exist_ok=True)
     file = folder / f"{_NO_FILE_NAME.sub('_', analysis.game_id)}.json"

@@ -30,9 +30,6 @@ class Bottleneck(NamedTuple):
 def bottleneck(figures: Mapping[str, float]) -> Bottleneck | None:
     """The bottleneck by the figures of an update; None before they are known.
 
-    The learner, where it hardly waits; the engines, where their places are full or they compute all
-    the time; the collectors, where most of the time neither computes; else too few games.
-
     Example:
         >>> few = {"games_in_progress": 31.6, "games_wanted": 32.0, "games_most": 32.0}
         >>> few |= {"engine_occupancy": 0.2, "engine_share": 0.6, "idle_share": 0.2}
@@ -72,14 +69,14 @@ def bottleneck(figures: Mapping[str, float]) -> Bottleneck | None:
 
 
 class BottleneckWatch:
-    """Finds the bottleneck of the first ten updates, and of ten others once it is another one."""
+    """Finds the bottleneck by the mean figures of ten updates, again once it is another one."""
 
     def __init__(self) -> None:
         self._updates = deque[Mapping[str, float]](maxlen=_UPDATES)
         self._found = ""
 
     def updated(self, figures: Mapping[str, float]) -> Bottleneck | None:
-        """The bottleneck by the mean figures of ten updates where it is a new one; else None."""
+        """A new bottleneck, or None."""
         if bottleneck(figures) is not None:
             self._updates.append(figures)
         if len(self._updates) < _UPDATES:

@@ -1,7 +1,6 @@
-"""The digest chain of a run: a line per update, with the digest of the line before and its own.
+"""The digest chain of a run: a line per update, with its digest and that of the line before.
 
-The first line, of step 0, says what computed. Digests are SHA-256 of the content as JSON with
-sorted keys and all digits, without what a clock measured and without the place of the run.
+The first line, of step 0, says what computed. Times and the place of the run are left out.
 """
 
 from __future__ import annotations
@@ -22,15 +21,14 @@ from rlforge.system.hardware import describe, versions
 from rlforge.system.values import json_ready, to_json
 from rlforge.types import GameRecord
 
-#: The fields of a sample in order, but for how its reward came about: thousands are read for each
-#: update.
+# All but how the reward came about. An attrgetter, because each update reads thousands.
 _contents = attrgetter(*(f.name for f in dataclasses.fields(Sample) if f.name != "rewards"))
 
 FILE = "digests.jsonl"
 
 
 def digest_of(content: Any) -> str:
-    """The SHA-256 of plain data, in hexadecimal.
+    """The SHA-256 of plain data as JSON with sorted keys and all digits, in hexadecimal.
 
     Example:
         >>> digest_of({"b": 1, "a": [0.5]}) == digest_of({"a": [0.5], "b": 1})
@@ -39,14 +37,14 @@ def digest_of(content: Any) -> str:
     text = json.dumps(
         content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=json_ready
     )
-    # As in files: a lone surrogate, which a player can send, becomes a question mark.
+    # A lone surrogate, which a player can send, becomes a question mark, as in files.
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
 def digest_of_games(records: Iterable[GameRecord]) -> str:
-    """Digest of finished games in order, without their duration and where versions were saved."""
+    """Digest of finished games in order."""
     rows = [to_json(record) for record in records]
-    for row in rows:
+    for row in rows:  # where versions were saved is the place of the run
         del row["duration_s"]
         for seat in row["spec"]["seats"]:
             if is_step_name(seat["policy"]["uid"]):
@@ -55,7 +53,7 @@ def digest_of_games(records: Iterable[GameRecord]) -> str:
 
 
 def moved(data: Any, old: str, new: str) -> Any:
-    """Plain data with the places in the folder ``old`` as places in ``new``.
+    """Plain data with the paths in ``old`` as paths in ``new``.
 
     Example:
         >>> moved([{"uid": "step-1", "path": "runs/a/checkpoints/step-1"}], "runs/a", "runs/b")
@@ -70,7 +68,6 @@ def moved(data: Any, old: str, new: str) -> Any:
 
 
 def digest_of_batch(batch: TrainBatch) -> str:
-    """SHA-256 over the samples of a batch in order, and over what it notes about them."""
     return digest_of([batch.facts, list(map(_contents, batch.samples))])
 
 
@@ -96,7 +93,10 @@ class DigestChain:
 
     def __init__(self, run_dir: Path) -> None:
         self._file = JsonlFile(run_dir / FILE)
-        rows = read_jsonl(run_dir / FILE)
+        self._read_last()
+
+    def _read_last(self) -> None:
+        rows = read_jsonl(self._file.path)
         self._last = rows[-1]["digest"] if rows else None
 
     @property
@@ -113,8 +113,7 @@ class DigestChain:
     def rewind(self, step: int) -> None:
         """Delete the lines of updates after ``step``."""
         self._file.rewind(step)
-        rows = read_jsonl(self._file.path)
-        self._last = rows[-1]["digest"] if rows else None
+        self._read_last()
 
 
 def broken_at(rows: Sequence[Mapping[str, Any]]) -> int | None:

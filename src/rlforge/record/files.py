@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class RunFile:
-    """A file or folder of a run: as an attribute of ``RunPaths``, its path."""
+    """A file or folder of a run, which ``RunPaths`` has as its path."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -38,7 +38,7 @@ class RunFile:
 
 @value
 class RunPaths:
-    """Paths of all files in the run directory ``root``, which the documentation describes.
+    """Paths of the files in the run directory ``root``.
 
     Example:
         >>> run = RunPaths(root=Path("runs/kuhn"))
@@ -52,29 +52,29 @@ class RunPaths:
     config = RunFile("config.yaml")
     #: The command lines that started and resumed the run.
     command = RunFile("command.txt")
-    #: What the run started with, JSON; of each resume there is ``plan-N.json``, N from 2.
+    #: What the run started with; of resumes ``plan-N.json``, N from 2.
     plan = RunFile("plan.json")
-    #: One object per learner update.
+    #: A line per update.
     metrics = RunFile("metrics.jsonl")
-    #: One object per window of a continuous run.
+    #: A line per window of a continuous run.
     windows = RunFile("windows.jsonl")
-    #: Performance of a continuous run's policy and of scripted traders, before and after the run.
+    #: A continuous run's policy and scripted traders, before and after the run.
     comparison = RunFile("comparison.json")
-    #: A few decisions of a continuous run's first and newest window, for its report.
+    #: A few decisions of a continuous run's first and newest window.
     decisions = RunFile("decisions.json")
-    #: One object per evaluation of one opponent in one environment.
+    #: A line per evaluation of one opponent in one environment.
     evals = RunFile("evals.jsonl")
-    #: One object per exact measure of a version in one environment.
+    #: A line per exact measure of a version in one environment.
     exact = RunFile("exact.jsonl")
-    #: One object per alarm of the sentinel.
+    #: A line per alarm of the sentinel.
     sentinel = RunFile("sentinel.jsonl")
-    #: One object per pool snapshot: step and (mu, sigma) per policy.
+    #: A line per snapshot of the pool.
     ratings = RunFile("ratings.jsonl")
-    #: One object per flush: the means that every sink receives.
+    #: A line per point that sinks receive.
     scalars = RunFile("scalars.jsonl")
     #: Finished games, parquet.
     games = RunFile("games")
-    #: The value of games over their turns, as ``rlforge analyse`` estimates it: one JSON file each.
+    #: The value of games over their turns, a JSON file each.
     analyses = RunFile("analyses")
     #: What a supervised run learns from and what it holds out, parquet.
     samples = RunFile("samples")
@@ -82,11 +82,11 @@ class RunPaths:
     checkpoints = RunFile("checkpoints")
     #: The versions that a continuous run served, one folder each.
     deployed = RunFile("deployments/versions")
-    #: The newest snapshot of the pool: entries, ratings and match counts.
+    #: The newest snapshot of the pool.
     pool = RunFile("pool.json")
-    #: What API players took over the whole run, which ``--resume`` does not take back.
+    #: Usage of API players over the whole run, which ``--resume`` does not take back.
     api = RunFile("api.json")
-    #: Results, versions, seeds, wall time; ``status``: how the run ended (see ``tracking.status``).
+    #: Results, versions, seeds, wall time, and ``status``.
     summary = RunFile("summary.json")
     #: The live view that ``rlforge monitor`` reads.
     progress = RunFile("progress.json")
@@ -94,15 +94,14 @@ class RunPaths:
     trackers = RunFile("trackers.json")
     #: One file per actor.
     logs = RunFile("logs")
-    #: Curves and tables, one HTML file.
     report = RunFile("report.html")
 
     def scores(self, window_id: str) -> Path:
-        """Score and explanation of each decision of a window of a continuous run, JSON."""
+        """Score and explanation of each decision of a window of a continuous run."""
         return self.root / "scores" / f"{window_id.replace(':', '.')}.json"
 
     def is_run(self) -> bool:
-        """Whether one of the files is there that only runs write."""
+        """Whether a file is there that only runs write."""
         marks = (self.config, self.progress, self.summary, self.metrics)
         return any(mark.is_file() for mark in marks)
 
@@ -116,7 +115,7 @@ def create_run(run_dir: Path | str) -> RunPaths:
 
 
 def open_run(run_dir: Path | str) -> RunPaths:
-    """The paths of an existing run; RlforgeError, with the nearest runs, where there is none."""
+    """The paths of an existing run; RlforgeError with the nearest runs for none."""
     check_type(run_dir, str, os.PathLike, what="a run is named by its directory")
     paths = RunPaths(root=Path(run_dir))
     if paths.is_run():
@@ -137,14 +136,14 @@ def open_run(run_dir: Path | str) -> RunPaths:
 
 
 def short(path: Path) -> Path:
-    """How a person is shown ``path``: relative where it is below the current directory."""
+    """``path``, relative where it is below the current directory."""
     path, here = path.absolute(), Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """Run directories up to three levels below ``folder``, as jobs of sweeps are; newest first."""
-    found = [
+    """Run directories below ``folder``, newest first."""
+    found = [  # jobs of sweeps are three levels below runs/
         path
         for pattern in ("*", "*/*", "*/*/*")
         for path in folder.glob(pattern)
@@ -154,7 +153,7 @@ def runs_below(folder: Path) -> list[Path]:
 
 
 def _suggest_runs(wanted: Path) -> str:
-    """The end of a message: runs whose names look like ``wanted``, else the newest ones."""
+    """The end of a message: runs with names like ``wanted``, else the newest."""
     names: dict[str, None] = {}
     for folder in (Path("runs"), wanted.parent, wanted.parent.parent):
         # "." and ".." may be large and hold no runs: only named folders are searched.
@@ -166,7 +165,7 @@ def _suggest_runs(wanted: Path) -> str:
 
 
 def open_log(name: str, run_dir: Path | str) -> contextlib.ExitStack:
-    """Log this process to ``logs/NAME.log`` and hard crashes to ``.crash.log``, until closed."""
+    """Log this process to ``logs/NAME.log``, and hard crashes to ``.crash.log``, until closed."""
     stack = contextlib.ExitStack()
     logs = Path(run_dir) / "logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -188,7 +187,7 @@ def open_log(name: str, run_dir: Path | str) -> contextlib.ExitStack:
 
 
 class _LogFile(logging.FileHandler):
-    """A log that says once on standard error that it cannot be written; the process goes on."""
+    """Says once on standard error that it cannot be written; the process goes on."""
 
     _said = False
 
@@ -207,7 +206,7 @@ class _LogFile(logging.FileHandler):
 
 
 def _crashes_to_stderr() -> None:
-    """Where Python itself writes them; some notebooks and services have no such file."""
+    # Where Python itself writes them; some notebooks and services have no such file.
     faulthandler.disable()
     with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
         faulthandler.enable(sys.__stderr__)  # type: ignore[arg-type]  # None without a terminal
@@ -217,19 +216,19 @@ def _crashes_to_stderr() -> None:
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Replace ``path`` by ``data`` in one step: a reader sees the old file or the new one."""
+    """Replace ``path`` in one step: a reader sees the old file or the new one."""
     atomic_write(path, json.dumps(json_ready(data), indent=1) + "\n")
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Make ``path`` hold exactly ``rows``, one object per line; an equal file is not rewritten."""
+    """Make ``path`` hold exactly ``rows``; an equal file is not written again."""
     content = "".join(f"{json.dumps(json_ready(row))}\n" for row in rows).encode()
     if not path.is_file() or path.read_bytes() != content:
         atomic_write(path, content)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in ``path``; empty if it is not there yet; RlforgeError for a damaged file."""
+    """The object in ``path``, empty where there is no file; RlforgeError if it is damaged."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -242,9 +241,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The objects in ``path``, in order; empty when the file is not there yet.
+    """The objects in ``path``; none where there is no file.
 
-    Left out are a last line without newline, and damaged lines, with a warning in the log.
+    A last line without newline is left out, and damaged lines with a warning in the log.
     """
     rows, damage = read_intact(path)
     if damage is not None:
@@ -253,12 +252,12 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def read_values(cls: type[T], path: Path) -> list[T]:
-    """The values in ``path``, as ``read_jsonl``; RlforgeError for a line that holds none."""
+    """Values in ``path``, as ``read_jsonl``; RlforgeError for a line that is none."""
     return values_in(cls, read_jsonl(path), path)
 
 
 def values_in(cls: type[T], rows: Sequence[Mapping[str, Any]], path: Path) -> list[T]:
-    """The values in the lines of ``path`` that were read; raises as ``read_values``."""
+    """Values of lines that were read from ``path``; raises as ``read_values``."""
     try:
         return from_json(list[cls], rows)  # type: ignore[valid-type]
     except ValueError as error:
@@ -268,7 +267,7 @@ def values_in(cls: type[T], rows: Sequence[Mapping[str, Any]], path: Path) -> li
 
 
 def read_intact(path: Path) -> tuple[list[dict[str, Any]], str | None]:
-    """Read as ``read_jsonl``, and name damaged lines in one line; None: none is.
+    """Read as ``read_jsonl``, with a line about damaged ones, or None.
 
     Example:
         >>> import tempfile
@@ -305,7 +304,7 @@ def read_intact(path: Path) -> tuple[list[dict[str, Any]], str | None]:
 
 
 def mend_jsonl(path: Path) -> str | None:
-    """Leave the intact lines of ``path``; returns what was damaged, kept as ``NAME.damaged``."""
+    """Leave the intact lines of ``path``; what was damaged is kept as ``NAME.damaged``."""
     rows, damage = read_intact(path)
     if damage is not None:
         aside, number = path.with_name(f"{path.name}.damaged"), 1
@@ -318,7 +317,7 @@ def mend_jsonl(path: Path) -> str | None:
 
 
 def mend_run(run: RunPaths) -> list[str]:
-    """Mend the growing files of a run before it goes on (``mend_jsonl``); what was damaged."""
+    """Mend the growing files of a run before it goes on; what was damaged."""
     files = (
         *(run.metrics, run.evals, run.exact, run.sentinel, run.ratings),
         *(run.windows, run.scalars),
@@ -327,7 +326,7 @@ def mend_run(run: RunPaths) -> list[str]:
 
 
 class JsonlFile:
-    """A file of one JSON object per line; each reaches the file as soon as it is appended.
+    """A file of JSON lines; each reaches the file as soon as it is appended.
 
     Example:
         >>> import tempfile
@@ -342,23 +341,20 @@ class JsonlFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open for appending; a last line that a crash cut short is removed (``mend_jsonl``)."""
         self.path = path
-        if damage := mend_jsonl(path):
+        if damage := mend_jsonl(path):  # a crash cuts the last line short
             log.warning("%s", damage)
         self._file: TextIO = path.open("a", encoding="utf-8")
 
     def rewind(self, step: int) -> None:
-        """Delete the objects whose ``step`` is above ``step``; appending goes on after the rest."""
+        """Delete the objects after ``step``."""
         self._file.close()
         write_jsonl(self.path, (row for row in read_jsonl(self.path) if row["step"] <= step))
         self._file = self.path.open("a", encoding="utf-8")
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add one object."""
         self._file.write(f"{json.dumps(json_ready(row))}\n")
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file; closing again does nothing."""
         self._file.close()

@@ -36,10 +36,9 @@ def _schema() -> Any:
 
 
 class GameWriter:
-    """Gathers finished games and writes them in chunks.
+    """Writes chunks of ``chunk_games`` games, or less once the first is ``chunk_seconds`` old.
 
-    A chunk is written when it has ``chunk_games`` games or, at the next ``add`` or ``tick``, when
-    its first is ``chunk_seconds`` old. Writers of one run need different names.
+    Writers of one run need different names.
     """
 
     def __init__(
@@ -60,7 +59,6 @@ class GameWriter:
         self._next = max(taken, default=0) + 1
 
     def add(self, records: Iterable[GameRecord]) -> None:
-        """Add finished games; full chunks are written."""
         for record in records:
             if not self._rows:
                 self._oldest = time.monotonic()
@@ -77,7 +75,7 @@ class GameWriter:
         self.tick()
 
     def tick(self) -> None:
-        """Write the gathered games if the oldest has waited ``chunk_seconds``."""
+        """Write the gathered games if they are old enough."""
         if self._rows and time.monotonic() - self._oldest >= self._chunk_seconds:
             self.flush()
 
@@ -102,14 +100,13 @@ class GameWriter:
         return self._next - 1
 
     def rewind(self, number: int) -> None:
-        """Delete the files after ``number``, and forget the gathered games."""
+        """Delete the files after ``number``, and what is gathered."""
         for path in self._folder.glob(f"{self._name}-*.parquet"):
             if _chunk_number(path) > number:
                 path.unlink()
         self._rows, self._next = [], number + 1
 
     def close(self) -> None:
-        """Write the remaining games."""
         self.flush()
 
 
@@ -118,7 +115,7 @@ def _chunk_number(path: Path) -> int:
 
 
 def _chunks(run_dir: Path | str) -> list[Path]:
-    """All chunks of a run, in the order in which they were written (per writer)."""
+    """All chunks of a run, each writer's in their order."""
     folder = RunPaths(root=Path(run_dir)).games
     return sorted(folder.glob("*-*.parquet"), key=lambda path: (_chunk_number(path), path.name))
 
@@ -153,6 +150,8 @@ def read_games(
     run_dir: Path | str, game_ids: Collection[str] | None = None, purpose: Purpose | None = None
 ) -> Iterator[GameRecord]:
     """The finished games of these ids and this purpose, oldest first; RlforgeError if damaged."""
+    if game_ids is not None and not game_ids:
+        return
     ids = None if game_ids is None else {*game_ids}
 
     def wanted(row: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Named scalars, gathered for the sinks; those of training games."""
+"""Named scalars, gathered for the sinks, and the scalars of training games."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from rlforge.record.progress import CollectionRow
 from rlforge.types import EvalResult, GameRecord
 
-#: A metric's name starts with one of these, which say where it comes from.
 NAMESPACES = (
     *("collection-", "evaluation-", "inference/", "learner/", "pool/", "window/"),
     *("api/", "custom/", "system/"),
@@ -19,9 +18,8 @@ NAMESPACES = (
 class Metrics:
     """Gathers named scalars that are measured more often than they are recorded.
 
-    ``collection-ENV/…`` values come once per game, turn or seat and are noisy: means are over the
-    last ``window`` values. Of all others ``drain`` gives what came since it was called last: the
-    mean of values that were ``put``, the last of those that were ``set``.
+    ``drain`` gives what came since its last call: the mean of values that were ``put``, the last
+    that was ``set``. Of ``collection-ENV/…`` it gives the mean of the last ``window`` values.
 
     Example:
         >>> metrics = Metrics(window=2)
@@ -37,27 +35,22 @@ class Metrics:
         self._fresh: dict[str, list[float]] = defaultdict(list)
 
     def put(self, key: str, number: float) -> None:
-        """Add one value of a mean under ``NAMESPACE…/name``.
-
-        Raises:
-            ValueError: the key is in no namespace.
-        """
+        """Add a value of a mean; ValueError for a key in none of ``NAMESPACES``."""
         _check(key)
         self._fresh[key].append(float(number))
-        if key.startswith("collection-"):
+        if key.startswith("collection-"):  # one per game, turn or seat: noisy
             self._recent[key].append(float(number))
 
     def set(self, key: str, number: float) -> None:
-        """The state of a gauge or counter under ``NAMESPACE…/name``; raises as ``put``."""
+        """Note the state of a gauge or counter; raises as ``put``."""
         _check(key)
         self._fresh[key] = [float(number)]
 
     def means(self) -> dict[str, float]:
-        """The mean of the last ``window`` values, by key of games."""
+        """Means over the last ``window`` values of ``collection-ENV/…``."""
         return {key: sum(values) / len(values) for key, values in self._recent.items()}
 
     def drain(self) -> dict[str, float]:
-        """Mean of each key that had a value since the last call."""
         drained = {}
         for key, values in self._fresh.items():
             shown = self._recent.get(key, values)
@@ -67,26 +60,23 @@ class Metrics:
 
 
 class RecentGames:
-    """The newest ``window`` evaluation games against an opponent, whatever version played them."""
+    """The newest ``window`` evaluation games against an opponent, of any version."""
 
     def __init__(self, window: int) -> None:
         self._window = window
         self._results: deque[EvalResult] = deque()
 
     def add(self, result: EvalResult) -> None:
-        """A further result; those that it pushes out of the window are forgotten."""
         self._results.append(result)
         held = sum(one.games for one in self._results)
         while held - self._results[0].games >= self._window:
             held -= self._results.popleft().games
 
     def means(self) -> dict[str, float]:
-        """``recent_win_rate``, ``recent_reward`` and ``recent_games``; the rates 0 without games.
-
-        The oldest result counts by its means, as far as the window has room.
-        """
+        """``recent_win_rate``, ``recent_reward`` and ``recent_games``; 0 without games."""
         games, won, reward = 0, 0.0, 0.0
         for result in reversed(self._results):
+            # Single games are not known: the oldest result counts by its means, as it fits.
             counted = min(result.games, self._window - games)
             games += counted
             won += counted * result.win_rate
@@ -106,17 +96,10 @@ def _check(key: str) -> None:
 
 
 def put_game(metrics: Metrics, record: GameRecord) -> None:
-    """Add one finished game to ``metrics``, as ``collection-ENV/…``.
-
-    Per game: ``failed_rate``, ``game_length`` (turns), ``duration_s``, ``first_player_win_rate``,
-    and shares that a limit cut. Per trained seat: ``reward`` (raw), results, ``invalid_game_rate``
-    (lost by its own invalid move). Per turn of it: ``format_success``, ``invalid_rate``,
-    ``completion_length`` (tokens), ``truncated_rate``; of conversations ``history_cut_rate``, how
-    often a turn does not continue the tokens of the last one. A failed game counts only as failed.
-    """
+    """Add a finished game as ``collection-ENV/…``: values of it, of its trained seats and turns."""
     prefix = f"collection-{record.spec.env_id}"
     metrics.put(f"{prefix}/failed_rate", float(record.error is not None))
-    if record.error is not None:
+    if record.error is not None:  # rewards and turns of it would be those of the failure
         return
     env = record.spec.env
     metrics.put(f"{prefix}/game_length", len(record.turns))
@@ -139,7 +122,7 @@ def put_game(metrics: Metrics, record: GameRecord) -> None:
             metrics.put(f"{prefix}/completion_length", len(answer.token_ids))
             cut = answer.finish_reason in ("length", "context")
             metrics.put(f"{prefix}/truncated_rate", float(cut))
-            if "history_cut" in turn.info:
+            if "history_cut" in turn.info:  # it does not continue the tokens of the last turn
                 metrics.put(f"{prefix}/history_cut_rate", float(turn.info["history_cut"]))
 
 

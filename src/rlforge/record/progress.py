@@ -1,4 +1,4 @@
-"""``Progress``: all that a display shows of a run, as one value, which ``progress.json`` stores."""
+"""``Progress``: all that a display shows of a run, stored in ``progress.json``."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ RunStatus = Literal["running", "done", "failed", "interrupted", "killed"]
 
 @value
 class WinRateRow:
-    """The latest evaluation against one opponent in one environment, and earlier win rates.
-
-    step: updates behind the policy. start_…: the first evaluation. history: oldest first.
-    """
+    """The latest evaluation against an opponent, the first (``start_…``), and all win rates."""
 
     env_id: str
     opponent: str
@@ -44,7 +41,7 @@ class WinRateRow:
 
     @classmethod
     def after(cls, result: EvalResult, before: WinRateRow | None) -> WinRateRow:
-        """The row after ``result``; ``before``: the row before it, None for the first."""
+        """The row after ``result``; before: None for the first."""
         history = before.history if before else ()
         return cls(
             env_id=result.env_id,
@@ -63,10 +60,7 @@ class WinRateRow:
 
 @value
 class ExactRow:
-    """The latest exact measure in one environment.
-
-    step: updates behind the policy. start_step, start: the first. history: NashConv, oldest first.
-    """
+    """The latest exact measure in an environment, the first (``start``), and all of NashConv."""
 
     env_id: str
     step: int
@@ -77,7 +71,7 @@ class ExactRow:
 
     @classmethod
     def after(cls, result: ExactResult, before: ExactRow | None) -> ExactRow:
-        """The row after ``result``; ``before``: the row before it, None for the first."""
+        """The row after ``result``; before: None for the first."""
         history = before.history if before else ()
         return cls(
             env_id=result.env_id,
@@ -91,10 +85,10 @@ class ExactRow:
 
 @value
 class CollectionRow:
-    """Training games of one environment: means over the tracker's window.
+    """Training games of an environment: means over the tracker's window; None: no value yet.
 
-    games: finished since the process started. Rates are shares (0..1) of trained seats (win,
-    draw), of their turns (format, invalid, truncated) and of games (failed). None: no value yet.
+    Rates are shares of trained seats (win, draw), of their turns (format, invalid, truncated) and
+    of games (failed). games: since the process started.
     """
 
     env_id: str
@@ -112,7 +106,7 @@ class CollectionRow:
 
 @value
 class EngineRow:
-    """One engine: waiting and running requests, tokens generated per second and so far."""
+    """An engine: waiting and running requests, tokens per second and so far."""
 
     name: str
     queued: int
@@ -125,9 +119,13 @@ class EngineRow:
 class WindowRow:
     """A finished window of continuous training.
 
-    reward: mean over decisions of the policy; difference, low, high: of it to the control agents.
-    version: what came of it; deployed: whether it serves, None: on trial, or there is none. reason:
-    why nothing was trained, or why it does not serve. scores: metrics of the scorer.
+    Attributes:
+        reward: Mean over decisions of the policy.
+        difference, low, high: From the control agents, with its interval.
+        version: That came of it.
+        deployed: Whether the version serves; None: it is on trial, or there is none.
+        reason: Why nothing was trained, or why the version does not serve.
+        scores: Metrics of the scorer.
     """
 
     window_id: str
@@ -145,7 +143,7 @@ class WindowRow:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> WindowRow:
-        """From a line of windows.jsonl."""
+        """A row from a line of windows.jsonl."""
         return cls(
             window_id=row["window_id"],
             decisions=row["trajectories"],
@@ -168,9 +166,9 @@ class WindowRow:
 
 @value
 class TraderRow:
-    """The decisions of one kind of agent in the last window; None where nothing can be averaged.
+    """Decisions of a kind of agent in the last window; None where nothing can be averaged.
 
-    trades: with money at stake; win_rate, pnl: of those. refused: not accepted by the market.
+    trades: with money at stake; win_rate and avg_pnl are of these.
     """
 
     name: str
@@ -186,12 +184,17 @@ class TraderRow:
 class Progress:
     """A run at one moment.
 
-    updated_at: Unix time. elapsed_s: with the earlier parts of a resumed run. games, tokens:
-    finished training games and what was generated in them; rates are over the last minute. learner:
-    metrics of the last update, by their names in metrics.jsonl. shares: of wall time. coverage: per
-    environment, distinct action n-grams, 0..1. ladder, ratings, matches: highest first. gpus: of
-    the machine that started the run. activity: what is done, of runs that play no games. unit: what
-    ``update`` counts. window: the last one in a line.
+    Attributes:
+        updated_at: Unix time.
+        elapsed_s: With the earlier parts of a resumed run.
+        games, tokens: Finished training games, and the tokens generated in them.
+        games_per_s, tokens_per_s: Over the last minute.
+        learner: Metrics of the last update, as in metrics.jsonl.
+        shares: Of wall time, and further figures of the update.
+        coverage: Share of distinct action n-grams, per environment.
+        unit: What ``update`` counts.
+        window: The last one, in a line.
+        activity: Phase of a run that plays no games.
     """
 
     run_name: str
@@ -228,7 +231,7 @@ class Progress:
 
 
 class Pace:
-    """Rates of rising counters (games, tokens) and the time between updates; ``now`` is run time.
+    """Rates of rising counters and the time between updates; ``now`` is run time.
 
     Example:
         >>> pace = Pace(now=0.0, counts={"games": 0})
@@ -241,7 +244,6 @@ class Pace:
     """
 
     def __init__(self, now: float, counts: Mapping[str, float]) -> None:
-        """Start at ``now`` with ``counts``; a resumed run starts where its earlier part ended."""
         self._marks = deque([(now, dict(counts))])
         self._last_update = (now, dict(counts))
         self._update_times: deque[float] = deque(maxlen=PACE_UPDATES + 1)
@@ -261,18 +263,14 @@ class Pace:
         return growth
 
     def seconds_for(self, updates: int, now: float) -> float | None:
-        """Seconds for ``updates`` more; None before the second update of this process.
-
-        The mean of the last ``PACE_UPDATES`` intervals, without the start-up. Of the first nine,
-        one or two are far from the rest, by an evaluation or a burst of games: half of the weight
-        is then the lower median's.
-        """
+        """Seconds for ``updates`` more; None before the second update of this process."""
         if updates <= 0:
             return 0.0
         intervals = [later - earlier for earlier, later in pairwise(self._update_times)]
         if not intervals:
             return None
         each = statistics.fmean(intervals)
+        # An evaluation or a burst of games puts one or two of few intervals far from the rest.
         if len(intervals) < 10:
             each = (each + statistics.median_low(intervals)) / 2
         return max(updates * each - (now - self._update_times[-1]), 0.0)

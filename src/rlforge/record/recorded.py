@@ -19,7 +19,7 @@ Say = Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One kind of check. checked, total: how many things of a kind, such as games.
+    """One kind of check. checked, total: numbers of ``things``, such as games.
 
     problems: what does not agree. notes: what was left out, and why.
     """
@@ -34,7 +34,7 @@ class Check:
 
 
 class Recorded(ABC):
-    """Records that checks read. lines: of its digests; steps: those of updates, by number."""
+    """Records that checks read. lines: of digests; steps: lines of updates, by number."""
 
     def __init__(self, run_dir: Path, whole: bool, seed: int) -> None:
         self.dir, self.whole, self.rng = run_dir.absolute(), whole, random.Random(seed)
@@ -52,10 +52,10 @@ class Recorded(ABC):
 
     @abstractmethod
     def checks(self, say: Say) -> Iterator[Check]:
-        """The checks of what the run is made of, beside its chain and its checkpoints."""
+        """The checks beside those of its chain and its checkpoints."""
 
     def some(self, things: Iterable[Any], number: int) -> list[Any]:
-        """All of them, or so many by chance, in order."""
+        """All things, or ``number`` by chance, in order."""
         all_of = list(things)
         if self.whole or len(all_of) <= number:
             return all_of

@@ -1,4 +1,4 @@
-"""Records of what a run measures: evaluations, alarms, the pool with ratings and ladder."""
+"""What a run measures: evaluations, alarms, the pool with ratings and ladder."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from rlforge.types import EvalResult, PolicyKind, PolicyRef, value
 
 @value
 class ExactResult:
-    """How far a policy is from a Nash equilibrium of a game, off its whole tree.
+    """How far a policy is from a Nash equilibrium of a game, by its whole tree.
 
-    step: updates behind the policy. nash_conv: the sum of ``gains``, what each seat wins by a best
-    response to the policy at the other seats, above its ``values``, the mean rewards where all
-    play the policy. decisions: how many the game has. illegal: probability of answers other than a
-    legal action alone, in the mean over decisions, and illegal_most at the worst of them; the
-    policy is that of the legal ones. weights: of a mixture, which draws a version before each game,
-    the probability of each by its uid; None of a single policy.
+    Attributes:
+        step: Updates behind the policy.
+        nash_conv: The sum of ``gains``.
+        values: Mean rewards where all seats play the policy.
+        gains: What each seat wins above that by a best response.
+        decisions: Number of the game's.
+        illegal, illegal_most: Probability of answers that are no legal action alone, in the mean
+            over decisions and at the worst. The policy is that of the legal ones.
+        weights: Of a mixture, which draws a version before each game, probabilities by uid.
 
     Example:
         >>> ExactResult(
@@ -43,11 +46,13 @@ class ExactResult:
 
 @value
 class Alarm:
-    """A signal of training that has changed for the worse (``rlforge.lab.sentinel.signals``).
+    """A signal of training that has changed for the worse.
 
-    step: the update, or the version that was measured, at which it was noticed; since: the first at
-    which it showed; good: the last before that. signal: as in ``sentinel.watch``; about: which of
-    several it is. observed, expected: its value, and what it was to be. actions: what was done.
+    Attributes:
+        step: The update, or the version that was measured, at which it was noticed.
+        signal, about: The entry of ``sentinel.watch``, and which of several it is.
+        since, good: The first update at which it showed, and the last before that.
+        actions: That were taken.
 
     Example:
         >>> Alarm(
@@ -68,7 +73,6 @@ class Alarm:
 
     @property
     def text(self) -> str:
-        """One line: what changed, since when, and what was done."""
         where = f" in {self.about}" if self.about else ""
         values = f"{self.observed:.3g} instead of {self.expected:.3g}"
         line = f"{self.signal.replace('_', ' ')}{where}: {values} since {self.since}"
@@ -76,12 +80,11 @@ class Alarm:
 
 
 def read_evals(run: RunPaths) -> list[EvalResult]:
-    """The evaluations of a run, oldest first."""
     return read_values(EvalResult, run.evals)
 
 
 def by_pairing(evals: Iterable[EvalResult]) -> dict[tuple[str, str], list[EvalResult]]:
-    """The evaluations of each opponent in each environment, by both; orders are kept."""
+    """Evaluations by environment and opponent; orders are kept."""
     found: dict[tuple[str, str], list[EvalResult]] = {}
     for one in evals:
         found.setdefault((one.env_id, one.opponent), []).append(one)
@@ -94,7 +97,7 @@ Role = Literal["learner", "fixed", "guest"]
 
 @value
 class PoolEntry(PolicyRef):
-    """A policy of the pool. rated_games: against other policies; at 0 a rating is inherited."""
+    """A policy of the pool. rated_games: against others; at 0 a rating is inherited."""
 
     kind: PolicyKind = "checkpoint"
     role: Role = "learner"
@@ -107,10 +110,10 @@ class PoolEntry(PolicyRef):
 
 @value
 class LadderRow:
-    """One policy of the run's ladder.
+    """A policy of the run's ladder.
 
-    uids: its names, those of equal weights together. elo: Bradley-Terry strength in Elo points
-    above the start of training; low, high: the 95 % interval. games: against the others.
+    uids: names of equal weights. elo: Bradley-Terry strength in Elo points above the start of
+    training, with its 95 % interval. games: against the others.
     """
 
     uids: tuple[str, ...]
@@ -121,13 +124,12 @@ class LadderRow:
 
     @property
     def name(self) -> str:
-        """All its names, as they are shown."""
         return " = ".join(self.uids)
 
 
 @value
 class MatchRow:
-    """The number of games between two policies."""
+    """Number of games between two policies."""
 
     first: str
     second: str
@@ -138,10 +140,12 @@ class MatchRow:
 class PoolSnapshot:
     """The pool at one moment, as pool.json holds it.
 
-    matches: ``{uid: {uid: games}}``, symmetric; the diagonal counts games against itself. results:
-    ``{uid: {uid: [wins, draws, losses]}}``, each pair both ways. ladder: strongest first.
-    unrated_out_of_range: games too unlikely to be rated. exploration: counts of n-grams of actions,
-    by environment (``envs``) and opponent (``opponents``).
+    Attributes:
+        matches: ``{uid: {uid: games}}``, symmetric, with games against itself.
+        results: ``{uid: {uid: [wins, draws, losses]}}``, each pair both ways.
+        ladder: Strongest first.
+        unrated_out_of_range: Games too unlikely to be rated.
+        exploration: Counts of action n-grams, below ``envs`` and ``opponents``.
     """
 
     mode: str
@@ -155,7 +159,7 @@ class PoolSnapshot:
 
     @property
     def coverage(self) -> dict[str, float]:
-        """Per environment the share of n-grams that are distinct, 0..1."""
+        """Share of n-grams that are distinct, per environment."""
         envs = self.exploration.get("envs", {})
         return {env: counts["coverage"] for env, counts in envs.items()}
 
@@ -172,7 +176,7 @@ class PoolSnapshot:
 
 @value
 class Ratings:
-    """A line of ratings.jsonl: mean and deviation of the pool's active policies after an update."""
+    """A line of ratings.jsonl: mean and deviation of active policies after an update."""
 
     step: int
     time_s: float
@@ -183,11 +187,16 @@ class Ratings:
 
 @value
 class ApiUsage:
-    """Requests to the model ``uid`` behind an API, and its usage.
+    """Usage of the model ``uid`` behind an API.
 
-    games: that began with it. requests: answered or given up, with all their tries; failed: without
-    a usable answer. prompt_tokens, answer_tokens: as the server counts them. seconds: waited for
-    answers, all together. cost: dollars; unpriced: answers whose price is not known.
+    Attributes:
+        games: That began with it.
+        requests: Answered or given up, with all their tries.
+        failed: Requests without a usable answer.
+        prompt_tokens, answer_tokens: As the server counts them.
+        seconds: Waited for answers, in sum.
+        cost: Dollars.
+        unpriced: Answers whose price is not known.
 
     Example:
         >>> one = ApiUsage(uid="openai:m", requests=1, seconds=0.5)
@@ -207,11 +216,10 @@ class ApiUsage:
 
     @property
     def latency_s(self) -> float:
-        """Mean seconds of a request."""
         return self.seconds / max(self.requests, 1)
 
     def plus(self, other: ApiUsage, sign: int = 1) -> ApiUsage:
-        """Both together; sign -1: what came since ``other``."""
+        """The sum; sign -1: what came since ``other``."""
         numbers = [field.name for field in dataclasses.fields(self) if field.name != "uid"]
         sums = {name: getattr(self, name) + sign * getattr(other, name) for name in numbers}
         return ApiUsage(uid=self.uid, **sums)

@@ -1,4 +1,4 @@
-"""A few games that stand for a run: those of its report, and of the tables of its sinks."""
+"""A few games that stand for a run, in its report and in the tables of its sinks."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import Any
 
 from rlforge.record.files import RunPaths
 from rlforge.record.game_files import GameIndex, index_games, read_games
-from rlforge.types import Outcome, Seat
+from rlforge.types import Seat
 
 #: Most characters of an observation or answer: the last ones.
 MOST_TEXT = 4000
 
 
 def choose(games: Sequence[GameIndex]) -> dict[str, GameIndex]:
-    """Title and game: the first, middle and last training game, and a loss and a win of the newest
-    evaluated policy. Failed games are left out."""
+    """Games by title: of training the first, middle and last, of evaluations a loss and a win."""
     fine = [game for game in games if game.error is None and game.num_turns > 0]
     training = [game for game in fine if game.spec.purpose == "train"]
     chosen: dict[str, GameIndex] = {}
@@ -25,22 +24,20 @@ def choose(games: Sequence[GameIndex]) -> dict[str, GameIndex]:
         chosen["Last training game"] = training[-1]
     evaluated = [game for game in fine if game.spec.focus is not None]
     newest = max((_focus(game).policy.version for game in evaluated), default=0)
-    results: tuple[Outcome, ...] = ("loss", "win")
-    for result in results:
-        for game in evaluated:
+    shown = [game for game in evaluated if _focus(game).policy.version == newest]
+    for result in ("loss", "win"):
+        for game in shown:
             focus = _focus(game)
-            if focus.policy.version != newest:
-                continue
             if game.spec.env.outcome(game.rewards, focus.player_id) == result:
                 chosen[f"Evaluation: a {result} of {focus.policy.uid}"] = game
                 break
-    # In short runs, several titles stand for the same game: the first is kept.
+    # In short runs several titles stand for the same game: the first is kept.
     first = {game.spec.game_id: title for title, game in reversed(chosen.items())}
     return {title: game for title, game in chosen.items() if first[game.spec.game_id] == title}
 
 
 def sample_turns(run: RunPaths) -> list[dict[str, Any]]:
-    """The turns of the games of ``choose``, a row each; RlforgeError for a damaged file."""
+    """Rows of the turns of the games of ``choose``; RlforgeError for a damaged file."""
     titles = {game.spec.game_id: title for title, game in choose(index_games(run.root)).items()}
     records = {record.spec.game_id: record for record in read_games(run.root, list(titles))}
     return [
@@ -69,7 +66,7 @@ def _focus(game: GameIndex) -> Seat:
 
 
 def end_of(text: str) -> str:
-    """``text``, of a long one the end."""
+    """The end of a long text."""
     if len(text) <= MOST_TEXT:
         return text
     return f"[{len(text) - MOST_TEXT} characters left out] … {text[-MOST_TEXT:]}"

@@ -1,4 +1,4 @@
-"""Numbers that users' code reports while a run uses it, in any of the run's processes."""
+"""Numbers that users' code reports, in any process of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from rlforge.errors import check_type
 
 Sums = dict[str, tuple[float, int]]
-"""By name: the sum of the values that were reported, and their number."""
+"""Sum and number of the reported values, by name."""
 
 _reported: Sums = {}
 _lock = threading.Lock()
@@ -17,9 +17,9 @@ _lock = threading.Lock()
 def log_scalar(name: str, value: float) -> None:
     """Record a number of your own with the run whose code calls this; in no run it does nothing.
 
-    The mean of all values since the last update (or window), from all processes, is ``custom/NAME``
-    in its line of metrics.jsonl (windows.jsonl) and in every sink. Raises ValueError for an empty
-    name, and what ``float`` raises for no number.
+    The mean since the last update or window, over all processes, is ``custom/NAME`` in
+    metrics.jsonl or windows.jsonl and in every sink. Raises ValueError for an empty name, and what
+    ``float`` raises for no number.
 
     Example: in a reward transform
         >>> def transform(rewards, env_id):
@@ -40,7 +40,7 @@ def log_scalar(name: str, value: float) -> None:
 
 
 def taken() -> Sums:
-    """Scalars that this process reported since the last call."""
+    """What this process reported since the last call."""
     with _lock:
         sums = dict(_reported)
         _reported.clear()
@@ -48,7 +48,7 @@ def taken() -> Sums:
 
 
 def means(reports: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
-    """The mean of each name over what several processes reported, as ``custom/NAME``.
+    """Means over what several processes reported, as ``custom/NAME``.
 
     Example:
         >>> means([{"spread": (2.0, 1)}, {"spread": (1.0, 2)}])

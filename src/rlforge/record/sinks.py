@@ -1,7 +1,4 @@
-"""Sinks of metrics: always a JSONL file; TensorBoard, W&B and others by configuration.
-
-W&B deletes no points: updates that a resumed run makes again keep those of the first time.
-"""
+"""Sinks of metrics: always a JSONL file; TensorBoard, W&B and others by configuration."""
 
 from __future__ import annotations
 
@@ -33,17 +30,17 @@ log = logging.getLogger(__name__)
 
 Row = Mapping[str, Any]
 
-#: Seconds within which the server of W&B answers, or counts as out of reach.
+#: Seconds after which the server of W&B counts as out of reach.
 _WANDB_TIMEOUT_S = 10.0
 
 
 class Sink(Protocol):
     """Takes the metrics of a run: a dataclass, whose fields are its parameters in YAML.
 
-    It may have further methods: ``check()`` raises ConfigError before the run starts;
+    Further methods are optional: ``check()`` raises ConfigError before the run starts;
     ``table(step, name, rows)`` replaces a table (``ratings``, ``matches``, at the end ``games``);
-    ``adapter(folder)`` keeps the files of the checkpoint ``folder``, without its state;
-    ``next_step()`` returns a command for the user after the end of the run, or None.
+    ``adapter(folder)`` keeps the files of a checkpoint, without its state; ``next_step()`` returns
+    a command for the user after the run, or None.
 
     Example:
         >>> @dataclass
@@ -59,24 +56,21 @@ class Sink(Protocol):
     """
 
     def open(self, run: RunPaths, name: str) -> None:
-        """Called once, before any other method: the run directory, and the experiment's name."""
+        """Called once, before any other method. name: of the experiment."""
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Record ``scalars`` (full namespaced keys) at ``step`` learner updates.
-
-        The step of an evaluation is that of its version, which may be below an earlier step.
-        """
+        """Record metrics at an update; that of an evaluation may be below an earlier one."""
 
     def rewind(self, step: int) -> None:
-        """Drop what was recorded after ``step``, where the sink can; the run continues there."""
+        """Drop what was recorded after ``step``, where the sink can; the run goes on there."""
 
     def close(self) -> None:
-        """Write everything to disk (or to the server) and close."""
+        """Write everything to disk or server, and close."""
 
 
 @dataclass
 class JsonlSink:
-    """``scalars.jsonl``: one object per call of ``write``; every run has it."""
+    """``scalars.jsonl``, which every run has."""
 
     def open(self, run: RunPaths, name: str) -> None:
         self._file = JsonlFile(run.scalars)
@@ -93,7 +87,7 @@ class JsonlSink:
 
 @dataclass
 class TensorBoardSink:
-    """TensorBoard events under ``tensorboard/`` of the run directory."""
+    """TensorBoard events below ``tensorboard/`` of the run."""
 
     def open(self, run: RunPaths, name: str) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -103,7 +97,6 @@ class TensorBoardSink:
         self._writer = EventFileWriter(str(run.root / "tensorboard"))
 
     def check(self) -> None:
-        """Raises ConfigError where TensorBoard is not installed."""
         need_packages("tracker.tensorboard", "tensorboard", "tensorboard")
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -115,7 +108,7 @@ class TensorBoardSink:
         self._add(self._event.Event(step=step, wall_time=time.time(), summary=summary))
 
     def rewind(self, step: int) -> None:
-        # On a START event, TensorBoard drops all points at and after its step.
+        # On a START event TensorBoard drops all points at and after its step.
         start = self._event.SessionLog(status=self._event.SessionLog.START)
         self._add(self._event.Event(step=step + 1, wall_time=time.time(), session_log=start))
 
@@ -129,10 +122,7 @@ class TensorBoardSink:
 
 @dataclass
 class WandbSink:
-    """A Weights & Biases run; in offline mode it is stored below the run directory.
-
-    group: None is the folder of the run's sweep. Evaluations have the axis ``evaluated_update``.
-    """
+    """A Weights & Biases run, offline below the run directory; group: None is the run's sweep."""
 
     project: Text
     mode: Literal["online", "offline"] = "offline"
@@ -142,7 +132,8 @@ class WandbSink:
     def open(self, run: RunPaths, name: str) -> None:
         spare_loopback(os.environ.get("WANDB_BASE_URL"))
         self._wandb, self._root = _wandb(), run.root
-        # By key, until when earlier parts of the run gave it to every sink: read before a rewind.
+        # W&B deletes no points. By key, until when earlier parts of the run gave it to every sink,
+        # read before a rewind: what a resumed run makes again is left out.
         self._sent: dict[str, int] = {}
         for row in read_jsonl(run.scalars):
             for key in row:
@@ -164,16 +155,13 @@ class WandbSink:
             settings=self._wandb.Settings(silent=True, console="off"),
         )
         # W&B's own step counts log calls and must rise: the x axis is the update instead.
-        for axis in ("update", "evaluated_update"):
+        for axis in _AXES:
             self._run.define_metric(axis)
         for namespace in NAMESPACES:
             self._run.define_metric(f"{namespace}*", step_metric=_axis(namespace))
 
     def check(self) -> None:
-        """Raises ConfigError where wandb is not installed, or cannot go online.
-
-        It then has no key, or its server does not answer; wandb itself tries for 90 seconds.
-        """
+        """Raise ConfigError where wandb is not installed, has no key, or no server answers it."""
         need_packages("tracker.wandb_project", "wandb", "wandb")
         if self.mode != "online":
             return
@@ -187,7 +175,7 @@ class WandbSink:
         server = os.environ.get("WANDB_BASE_URL") or _wandb().Settings().base_url
         spare_loopback(server)
         check_proxies()
-        try:
+        try:  # wandb itself would try for 90 seconds
             httpx.head(server, timeout=_WANDB_TIMEOUT_S)
         except httpx.HTTPError as error:
             raise ConfigError(
@@ -197,7 +185,7 @@ class WandbSink:
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         unsent = {key: scalars[key] for key in scalars if step > self._sent.get(key, step - 1)}
-        for axis in ("update", "evaluated_update"):
+        for axis in _AXES:
             if point := {key: unsent[key] for key in unsent if _axis(key) == axis}:
                 self._run.log({**point, axis: step})
 
@@ -212,7 +200,7 @@ class WandbSink:
         self._run.log_artifact(artifact, aliases=["latest", folder.name])
 
     def rewind(self, step: int) -> None:
-        """Nothing is deleted: points that are made again are left out."""
+        """Delete nothing: ``write`` leaves out what is made again."""
 
     def close(self) -> None:
         self._run.finish()
@@ -220,24 +208,27 @@ class WandbSink:
         self._wandb.teardown()
 
     def next_step(self) -> str | None:
-        """The command that uploads an offline run, with its parts before a resume."""
+        """The command that uploads an offline run, with its parts before a resume, or None."""
         if self.mode == "online":
             return None
         return f"wandb sync {shlex.quote(str(self._root))}/wandb/offline-run-*"
 
 
+#: Metrics that are x axes in W&B: of all but evaluations, and of these.
+_AXES = ("update", "evaluated_update")
+
+
 def _axis(key: str) -> str:
-    """The metric that is the x axis of ``key`` in W&B."""
-    return "evaluated_update" if key.startswith("evaluation-") else "update"
+    return _AXES[key.startswith("evaluation-")]
 
 
-# ---------------------------------------------------------------- those of a run
+# ---------------------------------------------------------------- the sinks of a run
 
 
 class Sinks:
-    """The open sinks of a run: the failure of one stops neither the others nor the run.
+    """The open sinks of a run. A failure of one is logged, and ``close`` raises the first.
 
-    It is logged, and the sink is asked again at the next call; ``close`` raises the first failure.
+    It stops neither the others nor the run, and the sink is asked again at the next call.
     """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
@@ -250,26 +241,23 @@ class Sinks:
         return any(hasattr(sink, "table") for sink in self._sinks)
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Record ``scalars``, if there are any."""
         if scalars:
             self._each("write", step, scalars)
 
     def table(self, step: int, name: str, rows: Sequence[Row]) -> None:
-        """Replace a table by ``rows``, if there are any, where it is shown."""
         if rows:
             self._each("table", step, name, rows)
 
     def keep(self, versions: Sequence[Path]) -> None:
-        """Hand over checkpoints, where they are taken."""
+        """Hand over checkpoints to the sinks that take them."""
         for folder in versions:
             self._each("adapter", folder)
 
     def rewind(self, step: int) -> None:
-        """Drop what was recorded after ``step``."""
         self._each("rewind", step)
 
     def close(self) -> list[str]:
-        """Close all; returns what the user may do next, in lines, or raises the first failure."""
+        """Close all; returns commands for the user, or raises the first failure."""
         self._each("close")
         steps = self._each("next_step")
         if self._failure is not None:
@@ -299,7 +287,7 @@ def make_sinks(config: TrackerConfig, run: RunPaths, name: str) -> list[Sink]:
 
 
 def further_sinks(config: TrackerConfig) -> list[Sink]:
-    """Make the sinks of ``tracker.sinks``; ConfigError for unknown ones and wrong parameters."""
+    """Make the sinks of ``tracker.sinks``; ConfigError for wrong names and parameters."""
     return build_stack(config.sinks, SINKS, "tracker.sinks")
 
 
@@ -327,7 +315,7 @@ def _wandb() -> Any:
 
 
 def _has_wandb_key() -> bool:
-    """Whether wandb finds a key by itself; without one it asks at the terminal."""
+    # Without one wandb would ask at the terminal.
     if os.environ.get("WANDB_API_KEY"):
         return True
     file = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()

@@ -1,7 +1,6 @@
 """How a run stands: running, done, interrupted, failed or killed.
 
-Its tracker writes the status; the process of the command where no tracker can. A run that says
-running and whose lock nobody holds was killed.
+Its tracker writes the status, and where that cannot, the process of the command.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from rlforge.system.locks import RunLock
 
 
 def read_summary(run: RunPaths) -> dict[str, Any]:
-    """``summary.json`` with ``status`` as it stands, or empty; RlforgeError for a damaged file."""
+    """``summary.json`` with its status as it stands, or empty; RlforgeError if damaged."""
     return _as_it_stands(run, run.summary)
 
 
 def is_done(run: RunPaths) -> bool:
-    """Whether the run ended by itself, with all that it was to do."""
+    """Whether the run ended with all that it was to do."""
     return read_summary(run).get("status") == "done"
 
 
 def read_progress(run: RunPaths) -> dict[str, Any]:
-    """``progress.json``, as ``read_summary``. Raises RlforgeError when the file is damaged."""
+    """``progress.json``, as ``read_summary``."""
     return _as_it_stands(run, run.progress)
 
 
@@ -42,7 +41,7 @@ def _as_it_stands(run: RunPaths, file: Path) -> dict[str, Any]:
 
 
 def why_it_ended(summary: Mapping[str, Any]) -> str | None:
-    """Why the run of a ``read_summary`` failed or is called killed; None for any other.
+    """Why the run of a ``read_summary`` failed or was killed; None for any other.
 
     Example:
         >>> why_it_ended({"status": "failed", "error": "the learner died"})
@@ -67,11 +66,11 @@ def write_start(run: RunPaths, run_name: str, total_updates: int) -> None:
 
 
 def write_end(run: RunPaths, status: str, error: str | None = None) -> None:
-    """Say how the run ended (interrupted or failed; error: why), unless its tracker has said so."""
+    """Say how the run ended (interrupted, or failed with an error), unless its tracker did."""
     summary = read_json(run.summary)
     if summary.get("status") != "running":
         return
-    # The tracker counted when the run started.
+    # The tracker's figures are of the start of the run.
     if rows := read_jsonl(run.metrics):
         summary["updates"] = len(rows)
         summary["wall_time_s"] = rows[-1].get("time_s", summary.get("wall_time_s"))

@@ -1,7 +1,7 @@
-"""The folder of a sweep: ``sweep.json`` says at its start which jobs it makes.
+"""The folder of a sweep, with its jobs in folders 0, 1, …
 
-``shared`` are the overrides that every job has; ``jobs`` those that only some have, a list per job,
-or null where the sweeper chooses them as it goes. The folders of the jobs are 0, 1, …
+``sweep.json`` is written at the start: the overrides that all jobs have (``shared``), and a list of
+further ones for each (``jobs``; null where the sweeper chooses them as it goes).
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ _LABEL = 40
 
 @value
 class Job:
-    """A job of a sweep. number: names its folder. total: of the jobs, None where it is not known.
-
-    overrides: those that not all jobs have.
+    """A job of a sweep. total: of the jobs, None where it is not known. overrides: its own ones.
 
     Example:
         >>> job = Job(number=1, total=6, overrides=("seed=1", "learner.learning_rate=0.001"))
@@ -41,7 +39,7 @@ class Job:
 
     @property
     def label(self) -> str:
-        """Which job it is, in few characters."""
+        """The job in few characters."""
         at = f"{self.number + 1}/{self.total}" if self.total else f"{self.number + 1}"
         what = " ".join(map(shortened, self.overrides))
         return f"{at} {what}" if 0 < len(what) <= _LABEL else at
@@ -64,28 +62,24 @@ def shortened(override: str) -> str:
 
 
 def write_sweep(folder: Path, shared: Sequence[str], jobs: Sequence[Sequence[str]] | None) -> None:
-    """Write ``sweep.json``. jobs: all overrides of each, None where they are not known yet."""
+    """Write ``sweep.json``. jobs: all overrides of each; None: not known yet."""
     own = None if jobs is None else [[one for one in job if one not in shared] for job in jobs]
     write_json(folder / SWEEP_FILE, {"shared": list(shared), "jobs": own})
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether it is the folder of a sweep."""
     return (folder / SWEEP_FILE).is_file()
 
 
 def under_way(folder: Path) -> bool:
-    """Whether a run, a sweep, or a run below the folder goes on."""
+    """Whether the run or sweep of a folder, or a run below it, goes on."""
     runs = [RunPaths(root=path) for path in (folder, *runs_below(folder))]
     running = any(read_summary(run).get("status") == "running" for run in runs)
     return running or RunLock(folder).held() is True
 
 
 def job_of(run_dir: Path, overrides: Sequence[str] = ()) -> Job | None:
-    """The job whose run directory is ``run_dir``; None where it belongs to no sweep.
-
-    overrides: all that it has, where command.txt does not hold them yet.
-    """
+    """The job of a run directory, or None. overrides: all of it, before command.txt has them."""
     sweep = read_json(run_dir.absolute().parent / SWEEP_FILE)
     if not sweep or not run_dir.name.isdigit():
         return None
@@ -101,25 +95,25 @@ def job_of(run_dir: Path, overrides: Sequence[str] = ()) -> Job | None:
 
 
 def job_label(run_dir: Path) -> str:
-    """``Job.label`` of the run in ``run_dir``; empty where it belongs to no sweep."""
+    """``Job.label`` of a run directory; empty where it is of no sweep."""
     job = job_of(run_dir)
     return "" if job is None else job.label
 
 
 def members(folder: Path) -> list[Path]:
-    """The runs below ``folder``, by name; of a sweep also jobs that failed before they were one."""
+    """The runs below ``folder``, by name, and the jobs that failed before they were runs."""
     failed = [file.parent for file in folder.glob(f"*/{FAILED}")]
     return sorted({*runs_below(folder), *failed}, key=_by_name)
 
 
 def all_jobs(folder: Path) -> list[Path]:
-    """Members of a sweep as ``members``, and its jobs that have not started."""
+    """The ``members`` of a sweep, and its jobs that have not started."""
     jobs = read_json(folder / SWEEP_FILE).get("jobs") or ()
     waiting = [folder / str(number) for number in range(len(jobs))]
     return sorted({*members(folder), *waiting}, key=_by_name)
 
 
 def _by_name(path: Path) -> list[tuple[bool, int, str]]:
-    """Sorts numbers in names of folders as numbers."""
+    # Numbers in names of folders are sorted as numbers.
     parts = path.parts
     return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]

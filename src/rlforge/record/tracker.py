@@ -1,7 +1,6 @@
 """The tracker records a run: games, evaluations, updates and snapshots of the pool.
 
-It turns them into namespaced metrics (for the sinks), one line per update and evaluation (for
-readers of the run directory) and a ``Progress`` (for displays). Other actors do not wait for it.
+They become metrics for the sinks, lines of files, and a ``Progress`` for displays.
 """
 
 from __future__ import annotations
@@ -39,10 +38,8 @@ _RATED = ("uid", "mu", "sigma", "games", "active", "rated_games")
 class Tracker:
     """One per run. Not thread-safe: the actor around it takes one call at a time.
 
-    Owns metrics.jsonl, evals.jsonl, ratings.jsonl, pool.json, progress.json and summary.json of the
-    run directory. ``sinks`` get each update and each evaluation when it comes, at its own step, and
-    every ``cfg.flush_every_s`` seconds what has no step of its own. A sink that fails is named in
-    the log and asked again at the next point; ``close`` raises the first failure.
+    Sinks get each update and evaluation when it comes, at its own step, and every
+    ``cfg.flush_every_s`` seconds what has no step. Failures of sinks are as of ``Sinks``.
 
     Example:
         >>> import tempfile
@@ -66,10 +63,16 @@ class Tracker:
         about: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Open the run directory for writing; counters continue from the files that are there.
+        """Open the run directory; counters continue from the files that are there.
 
-        sinks: None makes those of ``cfg``. about: seed, versions, command …, for summary.json.
-        clock: a monotonic clock, in seconds.
+        Args:
+            run_dir: Of the run.
+            cfg: Windows, flushes and sinks.
+            run_name: As it is shown.
+            total_updates: That the run is to make.
+            sinks: None makes those of ``cfg``.
+            about: Seed, versions, command and the like for summary.json.
+            clock: A monotonic clock, in seconds.
         """
         self.paths = create_run(run_dir)
         self._cfg = cfg
@@ -101,7 +104,7 @@ class Tracker:
         self._publish()
 
     def resume(self, version: int) -> None:
-        """Continue after update ``version``: later lines of the tracker's files are dropped."""
+        """Continue after update ``version``; later lines are dropped."""
         for file in self._files.values():
             file.rewind(version)
         self._sinks.rewind(version)
@@ -109,7 +112,7 @@ class Tracker:
         self._publish()
 
     def _restore_counters(self) -> None:
-        """Set the counters to those of the last lines of metrics.jsonl and evals.jsonl."""
+        """Set the counters to what the run's files hold."""
         self._since_update.drain()
         self._games: Counter[str] = Counter()
         self._earlier_games = self._failed = self._tokens = self._samples = self._update = 0
@@ -118,13 +121,6 @@ class Tracker:
             lambda: RecentGames(self._cfg.window)
         )
         self._exact: dict[str, ExactRow] = {}
-        self._alarms: list[Alarm] = []
-        earlier_s = self._read_files()
-        self._begin = self._clock() - earlier_s
-        self._pace = Pace(earlier_s, self._counts())
-
-    def _read_files(self) -> float:
-        """Count what the run's files hold; returns the seconds of run time behind it."""
         earlier_s = 0.0
         for row in read_jsonl(self.paths.metrics):
             self._update, earlier_s = row["step"], row["time_s"]
@@ -134,22 +130,20 @@ class Tracker:
             self._remember_eval(result)
         for exact in read_values(ExactResult, self.paths.exact):
             self._remember_exact(exact)
-        self._alarms += read_values(Alarm, self.paths.sentinel)
-        return earlier_s
+        self._alarms = read_values(Alarm, self.paths.sentinel)
+        self._begin = self._clock() - earlier_s
+        self._pace = Pace(earlier_s, self._counts())
 
     # ------------------------------------------------------------ input
 
     def log_scalars(self, means: Mapping[str, float]) -> None:
-        """Means of what users' code reported: ``custom/NAME``, recorded with the next update."""
+        """Note ``custom/NAME``, means of what users' code reported, for the next update."""
         for key, mean in means.items():
             self._since_update.put(key, mean)
         self.tick()
 
     def log_gpus(self, loads: Sequence[GpuLoad]) -> None:
-        """The machine's GPUs now: ``system/gpu-N/…``, also in the next update's line.
-
-        ``memory_gb`` (GiB in use), ``power_w`` and ``busy`` (0..1), as far as they are measured.
-        """
+        """Note the machine's GPUs: ``system/gpu-N/…``, also in the next update's line."""
         self._gpus = tuple(loads)
         for metrics in (self._metrics, self._since_update):
             for load in loads:
@@ -161,7 +155,7 @@ class Tracker:
         self.tick()
 
     def add_games(self, records: Sequence[GameRecord]) -> None:
-        """Finished training games: ``collection-ENV/…``."""
+        """Count finished training games: ``collection-ENV/…``."""
         for record in records:
             put_game(self._metrics, record)
             self._tokens += sum(len(turn.completion.token_ids) for turn in record.turns)
@@ -172,10 +166,9 @@ class Tracker:
         self.tick()
 
     def add_eval(self, result: EvalResult) -> None:
-        """One evaluation: a line of evals.jsonl and ``evaluation-ENV/OPPONENT/…``.
+        """Write an evaluation: a line of evals.jsonl and ``evaluation-ENV/OPPONENT/…``.
 
-        Its step in the sinks is that of the version that played, which may be below the newest.
-        ``recent_…`` are over the last ``cfg.window`` games, of earlier versions too.
+        ``recent_…`` are over the last ``cfg.window`` games, also of earlier versions.
         """
         scalars = {
             "win_rate": result.win_rate,
@@ -188,10 +181,11 @@ class Tracker:
         self._files[self.paths.evals].append({**to_json(result), "time_s": self._elapsed()})
         self._remember_eval(result)
         scalars |= self._recent_evals[result.env_id, result.opponent].means()
+        # At the step of the version that played, which may be below the newest.
         self._enter(result.step, scalars, f"evaluation-{result.env_id}/{result.opponent}/")
 
     def add_exact(self, result: ExactResult) -> None:
-        """One exact measure: a line of exact.jsonl and ``exact-ENV/…``, at the version's step."""
+        """Write an exact measure: a line of exact.jsonl and ``exact-ENV/…``."""
         scalars = {
             "nash_conv": result.nash_conv,
             "illegal": result.illegal,
@@ -216,10 +210,10 @@ class Tracker:
         self._recent_evals[key].add(result)
 
     def log_inference(self, engine_name: str, stats: Mapping[str, float]) -> None:
-        """The load of an engine: ``inference/ENGINE/…``.
+        """Note the load of an engine: ``inference/ENGINE/…``.
 
-        stats: ``queued``, ``running`` (requests), ``tok_s`` (tokens generated per second),
-        ``tokens``, generated so far in this process, and what else the engine counts.
+        stats: requests ``queued`` and ``running``, tokens per second (``tok_s``) and since its
+        process started (``tokens``), and what else the engine counts.
         """
         self._engines[engine_name] = EngineRow(
             name=engine_name,
@@ -234,9 +228,9 @@ class Tracker:
         self.tick()
 
     def log_api(self, players: Sequence[ApiUsage], figures: Mapping[str, float]) -> None:
-        """Usage of API players since the run began: ``api/PLAYER/…``, and of all ``api/…``.
+        """Note usage of API players since the run began: ``api/PLAYER/…``, and of all ``api/…``.
 
-        ``latency_s`` is of the requests since the last call. Also in the next update's line.
+        ``latency_s`` is of the requests since the last call.
         """
         before = {one.uid: one for one in self._api}
         self._api = tuple(players)
@@ -261,12 +255,10 @@ class Tracker:
     def log_learner(
         self, result: UpdateResult, shares: Mapping[str, float], policy: str = ""
     ) -> None:
-        """One update: a line of metrics.jsonl and ``learner/…``, with what came since the last.
+        """Write an update: a line of metrics.jsonl and ``learner/…``, with all since the last.
 
-        shares: of wall time in which engines, learner and neither of them worked
-        (``engine_share``, ``learner_share``, ``idle_share``, each 0..1); further entries are
-        recorded as well. policy: of several the one that was updated, unless it is the first; its
-        metrics are ``policies/NAME/…``, so that curves of ``learner/…`` are of one policy.
+        shares: of wall time in which engines, learner and neither worked, and further figures.
+        policy: of several the one that was updated, unless it is the first.
         """
         now = self._elapsed()
         self._update = result.version
@@ -274,6 +266,7 @@ class Tracker:
         metrics = {name: float(number) for name, number in result.metrics.items()}
         if not policy:
             self._learner = metrics
+        # Under names of their own, so that a curve of ``learner/…`` is of one policy.
         others = {f"policies/{policy}/{name}": each for name, each in metrics.items() if policy}
         self._shares = {name: float(number) for name, number in shares.items()}
         growth = self._pace.update(now, self._counts())
@@ -293,11 +286,10 @@ class Tracker:
         self._enter(result.version, {**self._metrics.drain(), **learner, **others, **measured})
 
     def log_pool(self, snapshot: PoolSnapshot) -> None:
-        """A snapshot of the pool: pool.json, a line of ratings.jsonl and ``pool/…``.
+        """Write a snapshot of the pool: pool.json, a line of ratings.jsonl and ``pool/…``.
 
-        Sinks get the rating of the newest version as ``pool/current/…`` and those of policies that
-        are no versions of the run as ``pool/UID/…``, and at the next flush the tables ``ratings``
-        and ``matches``, in which every version is.
+        Sinks get ratings of the newest version and of policies that are no versions, and at the
+        next flush the tables ``ratings`` and ``matches`` of all.
         """
         rated = sorted(snapshot.entries, key=lambda one: (one.rated_games == 0, -one.mu))
         self._pool = dataclasses.replace(snapshot, entries=tuple(rated))
@@ -313,7 +305,7 @@ class Tracker:
         self._files[self.paths.ratings].append(to_json(line))
         self._ratings_changed = True
         scalars = {f"pool/coverage/{env}": share for env, share in snapshot.coverage.items()}
-        # A curve of each version would end with the next one: they are one curve, and a table.
+        # A curve of each version would end with the next one: together they are one curve.
         for one in rated:
             if one.role != "learner" or one.uid == snapshot.current:
                 name = "current" if one.uid == snapshot.current else one.uid
@@ -322,7 +314,7 @@ class Tracker:
         self._enter(self._update, scalars)
 
     def _enter(self, step: int, scalars: Mapping[str, float], prefix: str = "") -> None:
-        """Give the sinks metrics at their step, and show what is new at once."""
+        """Give the sinks metrics at their step, and show them."""
         self._sinks.write(step, {f"{prefix}{name}": each for name, each in scalars.items()})
         self._publish()
         self.tick()
@@ -330,7 +322,6 @@ class Tracker:
     # ------------------------------------------------------------ output
 
     def progress(self) -> Progress:
-        """Everything the display shows, as of now."""
         now, counts = self._elapsed(), self._counts()
         rates = self._pace.rates(now, counts)
         return Progress(
@@ -364,14 +355,14 @@ class Tracker:
         )
 
     def tick(self) -> None:
-        """Flush to the sinks, and write progress.json once a second, when due."""
+        """Flush, and write progress.json once a second, where it is due."""
         if self._clock() >= self._next_flush:
             self.flush()
         if self._clock() >= self._next_publish:
             self._publish()
 
     def flush(self) -> None:
-        """Give the sinks what came since the last update or flush, and the newest ratings."""
+        """Give the sinks what came since the last update or flush, and new ratings."""
         self._next_flush = self._clock() + self._cfg.flush_every_s
         self._sinks.write(self._update, self._metrics.drain())
         if self._ratings_changed:
@@ -383,15 +374,10 @@ class Tracker:
             self._ratings_changed = False
 
     def close(self, summary: Mapping[str, Any]) -> list[str]:
-        """End the run: last flush, and summary.json (``about``, the counters, ``summary``).
+        """End the run with summary.json; returns commands for the user. Again it does nothing.
 
-        summary: its ``status`` (``done``, ``interrupted`` or ``failed``; ``done`` when missing)
-        ends the displays of the run. Sinks that take them get a few games as the table ``games``
-        and the versions of ``cfg.adapters``. Returns what the user may do next, in lines. Closing
-        again does nothing.
-
-        Raises:
-            Exception: the first failure of a sink, once all else is done.
+        summary: its ``status``, by default ``done``, ends the displays. Sinks that take them get a
+        few games and the versions of ``cfg.adapters``. Raises the first failure of a sink at last.
         """
         if self._status != "running":
             return []
@@ -433,9 +419,9 @@ class Tracker:
         write_json(self.paths.progress, to_json(self.progress()))
 
     def _elapsed(self) -> float:
-        """Seconds of run time, including the earlier parts of a resumed run."""
+        """Seconds of run time, with the earlier parts of a resumed run."""
         return self._clock() - self._begin
 
     def _counts(self) -> dict[str, int]:
-        """Finished training games and the tokens generated in them, over the whole run."""
+        """Finished training games and their tokens, over the whole run."""
         return {"games": self._earlier_games + self._games.total(), "tokens": self._tokens}
