@@ -1,4 +1,4 @@
-"""What a run measures: evaluations, alarms, the pool with ratings and ladder."""
+"""Values that a run measures: evaluations, alarms, the pool with ratings and ladder."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def log_scalar(name: str, value: float) -> None:
 
 
 def taken() -> Sums:
-    """What this process reported since the last call."""
+    """Take the scalars that this process reported since the last call."""
     with _lock:
         sums = dict(_reported)
         _reported.clear()
