@@ -1,9 +1,7 @@
 """Checkpoint directories that are complete or absent.
 
-A checkpoint is written into a temporary directory of the same root, synced to disk and renamed. Its
-``manifest.json`` lists every file with size and SHA-256; other files do not belong to the
-checkpoint. The names in one root end in a number, which orders them: ``step-12`` holds the policy
-after 12 updates.
+Files that belong to a checkpoint are listed in its ``manifest.json``. The names in one root end in
+a number, which orders them: ``step-12`` holds the policy after 12 updates.
 
 Example:
     >>> import tempfile
@@ -19,7 +17,6 @@ Example:
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import re
@@ -40,33 +37,29 @@ from rlforge.system.values import from_json, to_json
 from rlforge.types import value
 
 MANIFEST = "manifest.json"
-#: Folder of a checkpoint with the state that ``--resume`` needs in addition to the weights.
+#: Folder of a checkpoint with the state that ``--resume`` needs beside the weights.
 STATE = "state"
 #: Names the newest checkpoint of a root where a name is asked for.
 LATEST = "latest"
 
-_STEP = "step"
 _STEP_NAME = re.compile(r"(?!deploy-)[a-z][a-z0-9_]*-\d+")
-
 _TEMPORARY = re.compile(r"\.tmp\.(?P<host>.+)\.(?P<pid>\d+)\.[^.]+")
 #: Age after which a temporary directory of another machine counts as abandoned.
 _ABANDONED_S = 24 * 3600.0
 
 
 def step_name(version: int, policy: str = "") -> str:
-    """The name of the checkpoint after ``version`` updates: ``step-12``.
-
-    policy: which of a run's ``policies`` it is, whose checkpoints are called after it.
+    """The name of the checkpoint after ``version`` updates. policy: one of a run's ``policies``.
 
     Example:
         >>> step_name(12), step_name(13, "exploiter")
         ('step-12', 'exploiter-13')
     """
-    return f"{policy or _STEP}-{version}"
+    return f"{policy or 'step'}-{version}"
 
 
 def is_step_name(name: str) -> bool:
-    """Whether ``name`` is that of a run's checkpoint, rather than of another policy.
+    """Whether ``name`` is that of a run's checkpoint, not of another policy.
 
     Example:
         >>> [is_step_name(name) for name in ("step-3", "exploiter-40", "minimax", "mcts:200")]
@@ -86,19 +79,19 @@ def step_number(name: str) -> int:
 
 
 def policy_in(name: str) -> str:
-    """The policy in a name that ``step_name`` made; empty for that of a run with one.
+    """The policy in a name that ``step_name`` made; empty where the run has one.
 
     Example:
         >>> policy_in("exploiter-13"), policy_in("step-12")
         ('exploiter', '')
     """
     policy = name.rpartition("-")[0]
-    return "" if policy == _STEP else policy
+    return "" if policy == "step" else policy
 
 
 @value
 class FileEntry:
-    """size in bytes; sha256 in hexadecimal."""
+    """A file of a checkpoint. size: bytes; sha256: hexadecimal."""
 
     size: int
     sha256: str
@@ -106,9 +99,9 @@ class FileEntry:
 
 @value
 class Manifest:
-    """The contents of a checkpoint. files: by path relative to it, with forward slashes.
+    """The contents of a checkpoint. meta: facts from the writer, such as the version.
 
-    meta: facts from the writer, such as the version. rlforge_version: of the package that wrote it.
+    files: by path relative to the checkpoint, with forward slashes.
     """
 
     rlforge_version: str
@@ -129,11 +122,16 @@ class Manifest:
 def write_checkpoint(
     root: Path, name: str, fill: Callable[[Path], None], meta: Mapping[str, Any]
 ) -> Path:
-    """Make ``root/name``: ``fill`` writes its files into the directory it is given.
+    """Make ``root/name`` and return its path; a failure leaves nothing behind.
 
-    meta: JSON-ready facts for the manifest. Returns the path. On any failure nothing is left
-    behind and older checkpoints are untouched. Raises CheckpointError when ``root/name`` exists or
-    the disk is full, with the bytes free and needed; errors of ``fill`` pass through.
+    Args:
+        root: Folder of all checkpoints.
+        name: As ``step_name`` makes it.
+        fill: Writes the files into the directory that it is given.
+        meta: JSON-ready facts for the manifest.
+
+    Raises:
+        CheckpointError: The path exists, or the disk is full. Errors of ``fill`` pass through.
     """
     path = root / name
     if path.exists():
@@ -144,6 +142,7 @@ def write_checkpoint(
         with _temporary(root) as directory:
             fill(directory)
             _write_manifest(directory, _describe(directory), meta)
+            # The rename may reach the disk before the files do: all are synced first.
             _sync_directories(directory)
             directory.rename(path)
         sync(root)
@@ -151,11 +150,9 @@ def write_checkpoint(
 
 
 def extend_checkpoint(path: Path, fill: Callable[[Path], None]) -> Manifest:
-    """Add the files that ``fill`` writes to the checkpoint at ``path``.
+    """Add the files that ``fill`` writes to the checkpoint at ``path``; returns its new manifest.
 
-    They belong to it once the new manifest is in place: an interrupted extension changes nothing
-    and may be repeated. Returns the new manifest. Raises CheckpointError as ``write_checkpoint``
-    does, and when the checkpoint already has one of the files.
+    Raises CheckpointError as ``write_checkpoint``, and where there is such a file already.
     """
     manifest = read_manifest(path, verify=False)
     with _explain_full_disk(path.parent, path), _temporary(path.parent) as directory:
@@ -172,9 +169,8 @@ def extend_checkpoint(path: Path, fill: Callable[[Path], None]) -> Manifest:
 def receive_checkpoint(path: Path, files: Mapping[str, bytes]) -> None:
     """Make the checkpoint at ``path`` from the contents of its files, or add those that it lacks.
 
-    files: by path relative to it, the manifest among them; that of an earlier extension is
-    replaced. Nothing is changed where it raises: CheckpointError for files that differ from their
-    manifest, and for a full disk.
+    files: by path relative to it, with the manifest. Raises CheckpointError, and changes nothing,
+    where they differ from it or the disk is full.
     """
     root = path.parent
     with _explain_full_disk(root, path):
@@ -202,12 +198,14 @@ def _move_into(path: Path, directory: Path, names: Iterable[str]) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         (directory / name).replace(target)
     _sync_directories(path)
+    # Last: files belong to the checkpoint once its manifest names them, so an extension that is
+    # interrupted before may be repeated.
     (directory / MANIFEST).replace(path / MANIFEST)
     sync(path)
 
 
 def read_manifest(path: Path, *, verify: bool = True) -> Manifest:
-    """The manifest of the checkpoint at ``path``; ``verify``: check size and digest of every file.
+    """The manifest of the checkpoint at ``path``; verify: check size and digest of every file.
 
     Raises CheckpointError naming the file that is missing, truncated or altered.
     """
@@ -227,7 +225,7 @@ def read_manifest(path: Path, *, verify: bool = True) -> Manifest:
 
 
 def checkpoint_version(path: Path, *, verify: bool = False) -> int:
-    """The number of updates that the manifest of a checkpoint states; see ``read_manifest``."""
+    """The number of updates that the manifest states; verify: as for ``read_manifest``."""
     return int(read_manifest(path, verify=verify).meta["version"])
 
 
@@ -240,7 +238,7 @@ def list_checkpoints(root: Path) -> list[Path]:
 
 
 def latest_checkpoint(root: Path, *, with_state: bool = False) -> Path | None:
-    """The newest checkpoint in ``root``, with_state: that a run can be resumed from; or None."""
+    """The newest checkpoint in ``root``, if any; with_state: that a run can be resumed from."""
     for path in reversed(list_checkpoints(root)):
         if not with_state or read_manifest(path, verify=False).has_state:
             return path
@@ -248,10 +246,9 @@ def latest_checkpoint(root: Path, *, with_state: bool = False) -> Path | None:
 
 
 def find_checkpoint(root: Path, name: str = LATEST) -> Path:
-    """The checkpoint ``name`` of ``root``, or its newest for ``latest``.
+    """The checkpoint ``name`` of ``root``; ``latest``: its newest, of the first of its policies.
 
-    Of a run with several policies, as its manifests say, that is the newest of the first one.
-    Raises CheckpointError naming the newest ones when it is not there.
+    Raises CheckpointError naming the newest ones where it is not there.
     """
     if name == LATEST:
         newest = latest_checkpoint(root)
@@ -273,11 +270,15 @@ def find_checkpoint(root: Path, name: str = LATEST) -> Path:
 def prune(
     root: Path, keep: int, protected: Collection[str] = (), since: int | None = None
 ) -> list[Path]:
-    """Delete all but the ``keep`` newest checkpoints and the protected ones; what was deleted.
+    """Delete all but the ``keep`` newest checkpoints; returns the paths of these.
 
-    protected: names of some that stay. since: versions from this one on stay, too, also one that
-    another process adds meanwhile. Protected ones do not count as kept.
+    Args:
+        root: Folder of the checkpoints.
+        keep: Number that stays, beside others that stay.
+        protected: Names of some that stay.
+        since: Version from which on all stay.
     """
+    # Another process may add versions from ``since`` on meanwhile.
     candidates = [
         path
         for path in list_checkpoints(root)
@@ -292,7 +293,7 @@ def prune(
 
 
 def clean_leftovers(root: Path) -> list[Path]:
-    """Delete temporary directories of processes that ended; returns what was deleted."""
+    """Delete temporary directories of processes that ended; returns their paths."""
     leftovers = [path for path in root.iterdir() if _is_leftover(path)]
     for path in leftovers:
         # Another writer may be deleting the same one.
@@ -308,8 +309,9 @@ def _order(path: Path) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def _temporary(root: Path) -> Iterator[Path]:
-    """A directory in ``root`` (so that renames stay on one file system), deleted at the end."""
+    """A directory in ``root``, deleted at the end."""
     owner = f"{socket.gethostname()}.{os.getpid()}"
+    # There, so that it can be renamed: that stays on one file system.
     path = root / f".tmp.{owner}.{secrets.token_hex(4)}"
     path.mkdir()
     try:
@@ -323,7 +325,7 @@ def _is_leftover(path: Path) -> bool:
     match = _TEMPORARY.fullmatch(path.name)
     if match is None:
         return False
-    if match["host"] != socket.gethostname():
+    if match["host"] != socket.gethostname():  # its processes cannot be seen from here
         return time.time() - path.stat().st_mtime > _ABANDONED_S
     return not psutil.pid_exists(int(match["pid"]))
 
@@ -335,13 +337,10 @@ def _describe(directory: Path) -> dict[str, FileEntry]:
     files = {}
     for file in sorted(directory.rglob("*")):
         if file.is_file():
-            files[file.relative_to(directory).as_posix()] = _entry(file)
+            entry = FileEntry(size=file.stat().st_size, sha256=sha256_of(file))
+            files[file.relative_to(directory).as_posix()] = entry
             sync(file)
     return files
-
-
-def _entry(file: Path) -> FileEntry:
-    return FileEntry(size=file.stat().st_size, sha256=sha256_of(file))
 
 
 def _verify(path: Path, name: str, expected: FileEntry) -> None:
@@ -355,7 +354,7 @@ def _verify(path: Path, name: str, expected: FileEntry) -> None:
             f"checkpoint {path}: {name} is {what}, {size:,} of {expected.size:,} bytes; "
             "use an older checkpoint"
         )
-    if _entry(file).sha256 != expected.sha256:
+    if sha256_of(file) != expected.sha256:
         raise CheckpointError(
             f"checkpoint {path}: {name} was altered, its digest differs; use an older checkpoint"
         )
@@ -364,15 +363,10 @@ def _verify(path: Path, name: str, expected: FileEntry) -> None:
 def _write_manifest(
     directory: Path, files: Mapping[str, FileEntry], meta: Mapping[str, Any]
 ) -> None:
-    manifest = Manifest(rlforge_version=_package_version(), meta=meta, files=files)
+    manifest = Manifest(rlforge_version=version("rlforge"), meta=meta, files=files)
     file = directory / MANIFEST
     file.write_text(json.dumps(to_json(manifest), indent=2) + "\n", encoding="utf-8")
     sync(file)
-
-
-@functools.cache
-def _package_version() -> str:
-    return version("rlforge")
 
 
 def _sync_directories(directory: Path) -> None:
@@ -385,7 +379,7 @@ def _sync_directories(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _explain_full_disk(root: Path, path: Path) -> Iterator[None]:
-    """Turn a full disk into a message with the bytes that are free and needed."""
+    """Explain a full disk with the bytes that are free and needed."""
     try:
         yield
     except Exception as error:

@@ -32,19 +32,11 @@ def atomic_write(path: Path, content: str | bytes, *, durable: bool = False) -> 
 def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
     """A path for the block to write to, which is renamed to ``path`` when the block succeeds.
 
-    It lies in the same folder, which must exist, under a hidden name of its own that ends in
-    ``.tmp``. After an error, ``path`` is as it was and the temporary file is deleted. The block may
-    make a directory instead of a file; ``path`` must then not exist, or be an empty directory.
-    durable: sync the content and the new name to disk; a directory's files are the block's to sync.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with atomic_path(Path(folder) / "weights.bin") as work:
-        ...         _ = work.write_bytes(b"abc")
-        ...     os.listdir(folder)
-        ['weights.bin']
+    It is a hidden one in the same folder, which must exist, and ends in ``.tmp``. The block may
+    make a directory; ``path`` must then not exist, or be an empty directory. durable: sync the
+    content and the new name to disk; files of a directory are the block's to sync.
     """
+    # Its own for each writer: two of one file would else share it.
     work = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield work
@@ -63,10 +55,8 @@ def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
 
 
 def usual_modes(folder: Path) -> None:
-    """Give the weights in ``folder`` the mode that the umask gives to new files.
-
-    safetensors makes its files with mode 0600, whatever the umask.
-    """
+    """Give the weights in ``folder`` the mode that the umask gives to new files."""
+    # safetensors makes its files with mode 0600, whatever the umask.
     probe = folder / f".{secrets.token_hex(4)}.tmp"
     probe.touch()
     mode = stat.S_IMODE(probe.stat().st_mode)
@@ -85,13 +75,11 @@ def sync(path: Path) -> None:
 
 
 def says_full_disk(error: BaseException | None) -> bool:
-    """Whether ``error`` was caused by a full disk or quota.
-
-    Writers outside Python (safetensors, torch) raise errors of their own that only quote it.
-    """
+    """Whether ``error`` was caused by a full disk or quota."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
+        # safetensors and torch raise errors of their own that only quote it.
         if os.strerror(errno.ENOSPC) in str(error):
             return True
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:

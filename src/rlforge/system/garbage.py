@@ -8,11 +8,9 @@ from collections.abc import Iterator
 
 
 def freeze_gc() -> None:
-    """Exclude all objects made so far from garbage collection.
-
-    Imports create hundreds of thousands of objects that stay. Each full collection would traverse
-    all of them, and the whole process would wait for it.
-    """
+    """Exclude all objects made so far from garbage collection."""
+    # Imports create hundreds of thousands of objects that stay. Each full collection would traverse
+    # all of them, and the whole process would wait for it.
     gc.collect()
     gc.freeze()
 

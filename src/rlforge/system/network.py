@@ -1,7 +1,4 @@
-"""Which proxy of the environment a request goes through, and what to say where that fails.
-
-Clients of the package leave loopback addresses to no proxy: it could not reach this machine.
-"""
+"""Proxies of the environment: the one that a request goes through, and what is wrong with one."""
 
 from __future__ import annotations
 
@@ -45,10 +42,8 @@ def on_loopback(url: str) -> bool:
 
 
 def spare_loopback(url: str | None = None) -> None:
-    """Add loopback to ``no_proxy``, with the host of ``url`` where it is another name for it.
-
-    Meant for libraries whose clients take no other word for it.
-    """
+    """Add loopback to ``no_proxy``, with the host of ``url`` where it is another name for it."""
+    # A proxy could not reach this machine, and clients of some libraries take no other word for it.
     proxies = getproxies()
     if _none_used(proxies):  # urllib and requests know "*" only alone
         return
@@ -61,14 +56,7 @@ def spare_loopback(url: str | None = None) -> None:
 
 
 def proxy_of(url: str) -> str | None:
-    """The variable with the proxy of ``url``, as ``HTTPS_PROXY=http://HOST:PORT``; None without.
-
-    A password in it is hidden.
-
-    Example:
-        >>> proxy_of("http://localhost:8000") is None
-        True
-    """
+    """The variable with the proxy of ``url``, as ``HTTPS_PROXY=http://HOST:PORT``; None without."""
     parts, proxies = urlsplit(url), getproxies()
     host = parts.hostname or ""
     if is_loopback(host) or _none_used(proxies) or proxy_bypass(host):
@@ -84,7 +72,7 @@ def through(url: str) -> str:
 
 
 def without_credentials(url: str) -> str:
-    """``url`` as messages show it, without a user's name and password.
+    """``url`` without a user's name and password.
 
     Example:
         >>> without_credentials("https://me:secret@example.com/v1")
@@ -96,7 +84,8 @@ def without_credentials(url: str) -> str:
 
 
 def check_proxies() -> None:
-    """Raise ProxyError where a variable names no proxy: HTTP clients then refuse every request."""
+    """Raise ProxyError where a variable names no proxy."""
+    # HTTP clients refuse every request then, and do not name the variable.
     proxies = getproxies()
     if _none_used(proxies):
         return
@@ -125,7 +114,8 @@ def _none_used(proxies: dict[str, str]) -> bool:
 
 
 def _shown(kind: str, value: str) -> str:
-    """The variable of ``kind``, without a user's name and password; the lower-case one counts."""
+    """The variable of ``kind``, without a user's name and password."""
+    # Lower case counts before upper case.
     names = (name for name in sorted(os.environ, reverse=True) if os.environ[name])
     name = next((each for each in names if each.lower() == f"{kind}_proxy"), None)
     return f"{name or f'the {kind} proxy of the system'}={without_credentials(value)}"

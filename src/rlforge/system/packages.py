@@ -1,4 +1,4 @@
-"""Packages that only some configurations need, and those that others need not see."""
+"""Packages that only some configurations need, and some that none needs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from rlforge.errors import ConfigError
 
 
 def need_packages(key: str, extra: str, *modules: str) -> None:
-    """Raise ConfigError where one of ``modules`` cannot be imported.
+    """Raise ConfigError where one of ``modules``, which an extra installs, cannot be imported.
 
-    key: the setting that needs them. extra: of rlforge, that installs them.
+    key: the setting that needs them.
 
     Example:
-        >>> need_packages("tracker.wandb_project", "wandb", "json")
         >>> need_packages("tracker.wandb_project", "wandb", "no_such_module")
         Traceback (most recent call last):
         ...
@@ -34,7 +33,7 @@ install 'rlforge[wandb]'
 
 
 def extra_of(module: str) -> str | None:
-    """The extra of rlforge that brings a module; None where no extra does.
+    """The extra of rlforge that brings a module, if one does.
 
     Example:
         >>> extra_of("sklearn"), extra_of("torch")
@@ -52,9 +51,7 @@ def extra_of(module: str) -> str | None:
 def statistics_hidden() -> Iterator[None]:
     """In the block, imports find neither scipy nor scikit-learn, unless they are loaded already.
 
-    TextArena's nltk and transformers import both where they are installed, for parts that no game
-    and no language model uses: a second of processor time in each process. Other threads must not
-    import them meanwhile. Where transformers is loaded it may have found them: nothing is hidden.
+    Other threads must not import them meanwhile.
 
     Example:
         >>> with statistics_hidden():
@@ -62,6 +59,8 @@ def statistics_hidden() -> Iterator[None]:
         >>> hidden or "scipy" in sys.modules or "transformers" in sys.modules
         True
     """
+    # TextArena's nltk and transformers import both for parts that no game and no language model
+    # uses: a second of processor time in each process. Transformers may have found them already.
     hidden = () if "transformers" in sys.modules else ("scipy", "sklearn")
     absent = [name for name in hidden if name not in sys.modules]
     sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: not to be found

@@ -6,14 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
+#: Limits a block to a number of seconds, None: to none, as ``asyncio.timeout`` does.
 TimeLimit = Callable[[float | None], AbstractAsyncContextManager[asyncio.Timeout]]
-"""Limits a block to a number of seconds, None: to none, as ``asyncio.timeout`` does."""
 
 
 class Clock:
-    """Makes time limits that stand still between ``stop`` and ``go_on``.
-
-    All calls come from one event loop.
+    """Makes time limits, in one event loop, that stand still between ``stop`` and ``go_on``.
 
     Example:
         >>> async def ask() -> str:

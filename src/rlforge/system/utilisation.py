@@ -6,12 +6,11 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable
 
+#: Start and end of work, in seconds of the wall clock.
 Span = tuple[float, float]
-"""Start and end of work, in seconds of the wall clock."""
 
-
+#: Most seconds between the start of an engine's span and its report; polls are seconds apart.
 LATEST_REPORT_S = 600.0
-"""Most seconds between the start of an engine's span and its report; polls are seconds apart."""
 
 
 class WorkLog:
@@ -82,10 +81,7 @@ class Covered:
 
 
 class Utilisation:
-    """Sums up spans of work since ``started``.
-
-    Spans of the learner arrive in order; engine spans arrive at most ``LATEST_REPORT_S`` after they
-    began. Spans older than both bounds are final and kept only as a running total.
+    """Sums up spans of work since ``started``; those of the learner arrive in order.
 
     Example:
         >>> utilisation = Utilisation(started=0.0)
@@ -114,6 +110,7 @@ class Utilisation:
     def shares(self, now: float) -> dict[str, float]:
         """``engine_share``, ``learner_share`` and ``idle_share`` (neither) until ``now``."""
         wall = max(now - self._started, 1e-9)
+        # No later span begins before: a running total keeps the memory of long runs small.
         for covered in (self._learner, self._engines, self._either):
             covered.settle(min(now - LATEST_REPORT_S, self._learned))
         return {

@@ -1,8 +1,4 @@
-"""Values (frozen dataclasses) as plain data and back, read off the types of their fields.
-
-A field that is added to a class is stored from then on; no field is listed a second time. cattrs
-writes the functions of each class when they are first used.
-"""
+"""Values (frozen dataclasses) as plain data and back, read off the types of their fields."""
 
 from __future__ import annotations
 
@@ -16,15 +12,15 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-#: json: what ``json.dumps`` takes. table: rows of arrow tables, camel: with names in camelCase.
+#: json: for ``json.dumps``. table: rows of arrow tables. camel: such rows with names in camelCase.
 _Form = Literal["json", "table", "camel"]
 
 
 def to_json(content: Any) -> Any:
     """A value, or a list or tuple of values, as ``json.dumps`` takes it.
 
-    A dataclass of texts whose field has the metadata ``{"columns": {PART: COLUMN}}`` stands as
-    these fields of the object around it.
+    A field with the metadata ``{"columns": {PART: COLUMN}}``, a dataclass of texts, stands as these
+    fields of the object around it.
 
     Example:
         >>> from rlforge.types import PolicyRef
@@ -35,7 +31,7 @@ def to_json(content: Any) -> Any:
 
 
 def from_json(cls: type[T], data: Any) -> T:
-    """The inverse. Fields that the data lacks take their defaults, as null where it is no value.
+    """The inverse of ``to_json``; fields that the data lacks take their defaults.
 
     Raises ValueError, which says all that is wrong and where.
 
@@ -51,9 +47,8 @@ class Codec(Generic[T]):
     """Turns values of the dataclass ``cls`` into rows of an arrow table, and back.
 
     Fields may be str, bool, int, float, ``Literal`` of strings, ``X | None``, tuples of one type,
-    dataclasses, mappings from int to float, and mappings from str to anything. The last are JSON
-    text there, and lone surrogates, which files cannot hold, are replaced.
-    camel_case: ``agent_id`` is stored as ``agentId``.
+    dataclasses, mappings from int to float, and mappings from str to anything, which are JSON text
+    there. camel_case: ``agent_id`` is stored as ``agentId``.
     """
 
     def __init__(self, cls: type[T], *, camel_case: bool = False) -> None:
@@ -71,17 +66,14 @@ class Codec(Generic[T]):
 
     @cached_property
     def arrow_type(self) -> Any:
-        """The struct of a value in an arrow table; TypeError for a field that none can hold.
-
-        Floats keep 64 bits, so that log-probs are read back exactly; ``tuple[int, ...]``, which is
-        token ids, takes 32.
-        """
+        """The struct of a value in an arrow table; TypeError for a field that none can hold."""
         return self._arrow(self._cls)
 
     def _arrow(self, hint: Any) -> Any:
         # pyarrow is imported where it is used: it takes a quarter second that few commands need.
         import pyarrow as pa
 
+        # Floats keep 64 bits, so that log-probs are read back exactly.
         plain = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
         origin, args = get_origin(hint), get_args(hint)
         if hint in plain:
@@ -90,7 +82,7 @@ class Codec(Generic[T]):
             return pa.string()
         if origin in (Union, types.UnionType) and args[1:] == (type(None),):
             return self._arrow(args[0])
-        if origin is tuple:
+        if origin is tuple:  # of whole numbers: token ids
             return pa.list_(pa.int32() if args[0] is int else self._arrow(args[0]))
         if hint in _BY_NUMBER:
             return pa.map_(pa.int64(), pa.float64())
@@ -209,7 +201,7 @@ def _parts(cls: Any) -> dict[str, Mapping[str, str]]:
 
 
 def json_ready(data: Any) -> Any:
-    """``data`` as strict JSON can hold it: values are objects, tuples and sets lists, NaN is null.
+    """``data`` as strict JSON holds it: values are objects, tuples and sets lists, NaN is null.
 
     Example:
         >>> json_ready({"loss": float("nan"), 3: (1, 2)})
@@ -234,7 +226,8 @@ def json_ready(data: Any) -> Any:
 
 
 def writable(text: str) -> str:
-    """``text`` with ``?`` for lone surrogates, which a model or remote player can send."""
+    """``text`` with ``?`` for lone surrogates, which files cannot hold."""
+    # A model or a remote player can send them.
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
