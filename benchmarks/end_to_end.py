@@ -63,7 +63,7 @@ from rlforge.models.shape import KNOWN
 from rlforge.system.hardware import versions
 
 HERE = Path(__file__).parent
-RLFORGE = (sys.executable, "-c", "from rlforge.cli import main; main()")
+RLFORGE = (sys.executable, "-m", "rlforge")
 NAMES = {"rlforge": "rlforge", "plain_loop": "plain loop", "trl_grpo": "TRL GRPO"}
 #: How many turns a peer may take at a time, as parts of an update.
 PARTS = (2, 8)

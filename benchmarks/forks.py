@@ -27,7 +27,7 @@ from rlforge.record.game_files import read_games
 from rlforge.types import GameRecord
 
 RUN = [
-    *(sys.executable, "-c", "from rlforge.cli import main; main()"),
+    *(sys.executable, "-m", "rlforge"),
     *("train", "+experiment=simpletak_mirror", "tracker.report=false", "tracker.progress=off"),
     *("learner.total_updates=2", "eval.games=16", "eval.final_games=16"),
 ]

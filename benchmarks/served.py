@@ -102,9 +102,8 @@ class ServiceProcess:
     @classmethod
     def rlforge_serve(cls, folder: Path, *overrides: str) -> ServiceProcess:
         """``rlforge serve`` with the tiny model."""
-        run = "from rlforge.cli import main; main()"
         state = f"serve.state_dir={folder}"
-        return cls(folder, [sys.executable, "-c", run, "serve", *OVERRIDES, state, *overrides])
+        return cls(folder, [sys.executable, "-m", "rlforge", "serve", *OVERRIDES, state, *overrides])
 
     def start(self) -> None:
         """Returns once it is ready."""

@@ -53,7 +53,7 @@ from rlforge.statistics import wilson_interval
 
 ROOT = Path(__file__).resolve().parents[1]
 
-RLFORGE = (sys.executable, "-c", "from rlforge.cli import main; main()")
+RLFORGE = (sys.executable, "-m", "rlforge")
 PHASES = ("composed", "ready", "first_update", "skill")
 NASH_CONV = 0.15
 #: Updates of a run that is only compared.

@@ -48,7 +48,7 @@ from rlforge.record.files import read_jsonl
 from rlforge.record.game_files import read_games
 from rlforge.system.checkpoint import MANIFEST
 
-RLFORGE = [sys.executable, "-c", "from rlforge.cli import main; main()"]
+RLFORGE = [sys.executable, "-m", "rlforge"]
 SIMPLETAK = [
     "train",
     "+experiment=simpletak_mirror",

@@ -25,7 +25,7 @@ from typing import Any
 
 from common import record, rows_so_far, spread
 
-RLFORGE = (sys.executable, "-c", "from rlforge.cli import main; main()")
+RLFORGE = (sys.executable, "-m", "rlforge")
 COMMON = (
     "learner.batch_size=64",
     "learner.optimizer_steps=1",

@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -94,3 +95,25 @@ def test_a_full_disk_is_one_message():
         "rlforge: the disk or its quota is full (No space left on device); free some and run the "
         "command again\n"
     )
+
+
+def test_a_crash_while_the_interpreter_ends_does_not_change_the_exit_code(tmp_path):
+    script = tmp_path / "command.py"
+    script.write_text(f"""\
+import atexit, os, ray, sys
+import rlforge.cli
+from rlforge.__main__ import command
+
+main = rlforge.cli.main
+rlforge.cli.main = lambda: atexit.register(print, "closed") and main()
+
+class Thread:
+    __del__ = lambda self, kill=os.kill, process=os.getpid(): kill(process, {signal.SIGSEGV:d})
+
+sys.native = Thread()  # its end is one of the last things of the interpreter
+sys.argv = ["rlforge", *sys.argv[1:]]
+command()
+""")
+    for words, code in (["list", "models"], 0), (["trän"], 2):
+        ended = subprocess.run([sys.executable, script, *words], capture_output=True, text=True)
+        assert (ended.returncode, ended.stdout[-7:]) == (code, "closed\n"), ended.stderr

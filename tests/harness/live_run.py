@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 RUN = Path("run")
-RLFORGE = [sys.executable, "-c", "from rlforge.cli import main; main()"]
+RLFORGE = [sys.executable, "-m", "rlforge"]
 _SETTINGS = (
     *("model=hf", "model.prompt_template=board", "model.action_extraction=bracket"),
     *("model.lora.rank=4", "env.train.0.error_allowance=5", "collector.num_train_workers=24"),

@@ -87,7 +87,8 @@ def train(nodes: Nodes, *arguments: str) -> None:
     """As ``start``, to the end."""
     process = start(nodes, *arguments)
     _, stderr = process.communicate(timeout=250)
-    assert process.returncode == 0, stderr
+    crashes = nodes.driver.glob("run/logs/*.crash.log")
+    assert process.returncode == 0, stderr + "".join(log.read_text() for log in crashes)
 
 
 @pytest.mark.ray

@@ -13,7 +13,7 @@ import pytest
 from rlforge.continuous.serving.tokens import ADMIN_VARIABLE
 
 NOWHERE = "http://127.0.0.1:1"
-RLFORGE = (sys.executable, "-c", "from rlforge.cli import main; main()")
+RLFORGE = (sys.executable, "-m", "rlforge")
 
 
 def _run(*arguments, **environment):
