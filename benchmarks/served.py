@@ -103,7 +103,9 @@ class ServiceProcess:
     def rlforge_serve(cls, folder: Path, *overrides: str) -> ServiceProcess:
         """``rlforge serve`` with the tiny model."""
         state = f"serve.state_dir={folder}"
-        return cls(folder, [sys.executable, "-m", "rlforge", "serve", *OVERRIDES, state, *overrides])
+        return cls(
+            folder, [sys.executable, "-m", "rlforge", "serve", *OVERRIDES, state, *overrides]
+        )
 
     def start(self) -> None:
         """Returns once it is ready."""
