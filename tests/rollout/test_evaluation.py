@@ -30,7 +30,8 @@ def pairings(envs, opponents):
 
 
 def plan(envs=(TWO,), opponents=(RANDOM,), policy=POLICY, games=4, step=4, seed=0, **kwargs):
-    return plan_evaluation(pairings(envs, opponents), policy, games, step=step, seed=seed, **kwargs)
+    tables = pairings(envs, opponents)
+    return list(plan_evaluation(tables, policy, games, step=step, seed=seed, **kwargs))
 
 
 def played(spec: GameSpec, own: float, others: float = 0.0, **changes) -> GameRecord:
@@ -206,7 +207,7 @@ def test_environments_have_opponents_of_their_own_and_take_turns():
         Pairing(env=THREE, opponents=(RANDOM,)),
         Pairing(env=ALONE, opponents=(RANDOM, BASE)),
     ]
-    specs = plan_evaluation(tables, POLICY, 4, step=4, seed=0, max_games=6)
+    specs = list(plan_evaluation(tables, POLICY, 4, step=4, seed=0, max_games=6))
     met = [(spec.env_id, rival(spec)) for spec in specs if spec.focus == 0]
     first_round = [
         ("Two-v0", "base"),
@@ -227,7 +228,8 @@ def rival(spec: GameSpec) -> str:
 
 def opened(max_games=None, envs=(TWO,), opponents=(RANDOM, BASE)):
     tables = pairings(envs, opponents)
-    return OpenEvaluation(tables, POLICY, step=4, seed=0, max_games=max_games)
+    games = plan_evaluation(tables, POLICY, None, step=4, seed=0, max_games=max_games)
+    return OpenEvaluation(games, POLICY, step=4)
 
 
 @given(st.integers(1, 32), st.integers(0, 12))

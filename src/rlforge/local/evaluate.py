@@ -20,8 +20,8 @@ from rlforge.types import EvalResult, GameRecord, PolicyRef, value
 
 log = logging.getLogger(__name__)
 
+#: Seconds between reports of an evaluation.
 SAY_EVERY_S = 10.0
-"""Seconds between reports of an evaluation."""
 
 Results = Sequence[EvalResult]
 
@@ -50,11 +50,13 @@ async def evaluate_run(
 ) -> Measurement:
     """Play ``checkpoint`` (``latest`` or a uid) of a run against ``opponents``, seats swapped.
 
-    Where policies of the run share the seats, the others of that time take theirs. opponents: names
-    as in the config, or uids of the run; None takes its own. games: per environment and opponent;
-    None takes ``eval.final_games`` or ``eval.games``. keep: called with the results so far every
-    ten seconds, and on cancellation. Runs of a CPU stay on the CPU. Raises ConfigError for unknown
-    names and impossible numbers, CheckpointError for missing or damaged versions.
+    Args:
+        run_dir: The run; CheckpointError for damaged versions.
+        checkpoint: The version; ConfigError for an unknown one.
+        opponents: Names as in the config, or uids of the run; None takes its own.
+        games: Per environment and opponent; None takes ``eval.final_games`` or ``eval.games``.
+        say: Called with progress messages.
+        keep: Called with the results so far every ten seconds, and on cancellation.
     """
     config = read_run(run_dir, GamesConfig)
     pairings = eval_pairings(config)
@@ -67,8 +69,10 @@ async def evaluate_run(
         pairings = _against(pairings, [find_opponent(run_dir, name, config) for name in opponents])
     against = list(dict.fromkeys(rival for each in pairings for rival in each.opponents))
     most = max(each.env.num_players for each in pairings)
+    # Where policies of the run share the seats, the others of that time take theirs.
     seats = seated_with(run_dir, policy, config, most)
-    specs = plan_evaluation(pairings, policy, games, step=step, seed=config.seed, seats=seats)
+    planned = plan_evaluation(pairings, policy, games, step=step, seed=config.seed, seats=seats)
+    specs = list(planned)
     met = list(dict.fromkeys([*seats, *against]))
     async with seat_policies(config, met, say) as answers:
         say(f"{policy.uid} plays {len(specs)} games")
@@ -88,7 +92,7 @@ async def evaluate_run(
 
 
 class _Progress:
-    """Reports the results of an evaluation of ``games`` games so far, every ten seconds."""
+    """Reports the results of an evaluation of ``games`` games so far."""
 
     def __init__(
         self,
@@ -108,7 +112,6 @@ class _Progress:
             self.report()
 
     def report(self) -> None:
-        """Say and keep what is known."""
         self._said = time.monotonic()
         results = summarise(self._records, self._policy.version, self._policy.uid)
         won = (
@@ -119,7 +122,7 @@ class _Progress:
 
 
 def _against(pairings: Sequence[Pairing], rivals: Sequence[PolicyRef]) -> tuple[Pairing, ...]:
-    """Each environment with those of ``rivals`` that can play it; without them it is left out."""
+    """Each environment with the ``rivals`` that can play it; without them it is left out."""
     met = [
         dataclasses.replace(
             each, opponents=tuple(one for one in dict.fromkeys(rivals) if can_play(one, each.env))
@@ -130,7 +133,6 @@ def _against(pairings: Sequence[Pairing], rivals: Sequence[PolicyRef]) -> tuple[
 
 
 def _failure(result: EvalResult, records: Sequence[GameRecord]) -> str:
-    """The number of failed games of ``result``, and the error of the last one."""
     met = (result.env_id, result.opponent)
     failed = (record for record in records if record.error is not None)
     causes = [

@@ -45,11 +45,7 @@ BEST = "best"
 async def seat_policies(
     config: GamesConfig, policies: Sequence[PolicyRef], say: Callable[[str], None]
 ) -> AsyncIterator[SeatPolicies]:
-    """The policies at the seats of ``config``'s games; if one is a model, with an engine here.
-
-    Runs of a CPU stay on the CPU, others use the device of this machine. Raises ConfigError for a
-    model, an engine or an API that is not available, and for policies that the engine cannot play.
-    """
+    """The policies at the seats of ``config``'s games; if one is a model, with an engine here."""
     for one in policies:
         if one.kind == "api":
             check_api(one.path_or_name or one.uid, config.pool.api)
@@ -77,11 +73,13 @@ def start_engine(
     for other in others.values():
         raise_all(other_model_problems(other))
         raise_all(other_weight_problems(other))
+    # Runs of a CPU stay on the CPU, others use the device of this machine.
     here = HardwareConfig(
         device="cpu" if config.hardware.device == "cpu" else "auto", threads=config.hardware.threads
     )
     hardware = resolve_hardware(here, detect(), num_engines=1, num_learners=0)
-    if config.engine.name == "auto":  # vLLM takes longer to start than a few games take
+    # vLLM takes longer to start than a few games take.
+    if config.engine.name == "auto":
         config = dataclasses.replace(
             config, engine=dataclasses.replace(config.engine, name="transformers")
         )
@@ -98,9 +96,8 @@ def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
     """The policy ``name`` of a run and its version; its files are checked against the manifest.
 
     name: ``step-N`` (with ``policies`` ``NAME-N``), ``latest`` (of the first policy), ``best`` (by
-    win rate), or ``deploy-N``. With ``-average`` behind it, the average of the weights until then;
-    ``average`` alone is the newest. Raises ConfigError where there is no such version,
-    CheckpointError where its files are damaged.
+    win rate), or ``deploy-N``; with ``-average`` the average of the weights until then. Raises
+    ConfigError where there is no such version, CheckpointError where its files are damaged.
     """
     check_type(name, str, what="a version is named, as 'step-40' or 'latest'")
     run = RunPaths(root=run_dir)
@@ -141,10 +138,7 @@ def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
 def seated_with(
     run_dir: Path, policy: PolicyRef, config: GamesConfig, seats: int
 ) -> list[PolicyRef]:
-    """Which version has each of ``seats`` seats where ``policy`` is evaluated.
-
-    At seats that it cannot take, the run's policy there as it was after as many updates.
-    """
+    """Which version has each of ``seats`` seats where ``policy`` is evaluated."""
     if policy.name not in entries(config):
         return [policy] * seats
     saved = [path.name for path in list_checkpoints(RunPaths(root=run_dir).checkpoints)]
@@ -154,6 +148,7 @@ def seated_with(
         if entry_of(config, policy.name).takes(seat) or other == policy.name:
             there.append(policy)
             continue
+        # At a seat that it cannot take, the policy there as it was after as many updates.
         own = [name for name in saved if policy_in(name) == other]
         past = [name for name in own if step_number(name) <= policy.version]
         there.append(find_policy(run_dir, past[-1] if past else step_name(0, other))[0])
@@ -176,6 +171,7 @@ def best_version(run: RunPaths) -> str:
     saved = [path.name for path in list_checkpoints(run.checkpoints) if path.name in rates]
     if not saved:
         raise CheckpointError(f"{run.root}: no saved version was evaluated; name one, or latest")
+    # A mean over fewer opponents says something else.
     most = max(len(rates[name]) for name in saved)
     whole = [name for name in saved if len(rates[name]) == most]
     return max(reversed(whole), key=lambda name: statistics.fmean(rates[name].values()))

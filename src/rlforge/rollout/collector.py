@@ -1,17 +1,14 @@
 """Plays many games concurrently; every game is a coroutine.
 
-    next_games ──▶ play_game × N ──▶ deliver          (training, until next_games returns None)
-    evaluate(specs) ──▶ play_game × M ──▶ records     (evaluation, at the same time)
-
-A failed game is recorded, counted and played again, then replaced (``rlforge.rollout.schedule``);
-``MAX_FAILURES`` failures in a row end the run with the last one's cause.
+next_games ──▶ play_game × N ──▶ deliver          (training, until next_games returns None)
+evaluate(specs) ──▶ play_game × M ──▶ records     (evaluation, at the same time)
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
 from rlforge.config.games import CollectorConfig
@@ -23,8 +20,9 @@ from rlforge.samples import Episode
 from rlforge.system.timeouts import TimeLimit
 from rlforge.types import GameRecord, GameSpec
 
+# Delivering in batches costs less.
+#: Longest wait of a finished game for its delivery.
 FLUSH_S = 0.05
-"""Longest wait of a finished game for its delivery: delivering in batches costs less."""
 
 MakeAnswer = Callable[[GameSpec], Answer]
 
@@ -33,7 +31,7 @@ class Ports(Protocol):
     """The source of training games and the receiver of their records."""
 
     async def next_games(self, wanted: int) -> list[GameSpec] | None:
-        """Between 1 and ``wanted`` games, as soon as the buffer admits them; None: stop."""
+        """Between 1 and ``wanted`` games, once the buffer admits them; None: stop."""
 
     async def deliver(self, records: Sequence[GameRecord]) -> None:
         """Receive finished games."""
@@ -49,7 +47,7 @@ MAX_FAILURES = 32
 
 
 class Collector:
-    """Plays up to ``num_train_workers`` training and ``num_eval_workers`` evaluation games at once.
+    """Plays training and evaluation games, up to the configured numbers at once.
 
     Example: one evaluation game, with an ``Answer`` that always checks:
         >>> from rlforge.types import Completion, EnvSpec, Form, PolicyRef
@@ -78,9 +76,11 @@ class Collector:
         """Make a collector.
 
         Args:
+            config: Numbers of games at once.
             ports: None for a collector that only evaluates.
+            make_answer: Who answers in a game.
             time_limit: Clock of ``env.timeout_s``, after which a game fails.
-            legal_tokens: Legal tokens of the turns of training games; None leaves them out.
+            legal_tokens: Of the turns of training games; None leaves them out.
             max_failures: Games that fail in a row, or tries of one, that end the run.
             admit: Asked before an evaluation game begins.
         """
@@ -99,34 +99,32 @@ class Collector:
     async def train(self) -> None:
         """Play training games until ``next_games`` returns None; then finish those in progress.
 
-        Raises RunError when ``max_failures`` games in a row failed, and any exception of
-        the ports; games finished by then are delivered first.
+        Raises RunError when ``max_failures`` games in a row failed.
         """
-        ports = self._ports
+        ports, most = self._ports, self._config.most_games
         assert ports is not None
         self._under_way = 0  # after a call that was cancelled
         try:
             async with asyncio.TaskGroup() as group:
                 flusher = group.create_task(self._flush_forever())
-                while (specs := await ports.next_games(await self._free_slots())) is not None:
+                await self._until_below(most)
+                while (specs := await ports.next_games(most - self._under_way)) is not None:
                     for spec in specs:
                         self._under_way += 1
                         group.create_task(self._play_until_it_counts(spec))
-                while self._under_way:
-                    self._slot_freed.clear()
-                    await self._slot_freed.wait()
+                    await self._until_below(most)
+                await self._until_below(1)
                 flusher.cancel()
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         finally:
+            # Games that were finished by then count, whatever ended the others.
             await self._flush()
 
     async def play(self, specs: Sequence[GameSpec]) -> list[list[GameRecord]]:
         """Play ``specs`` at the same time; of each, in their order, all games until one counted.
 
-        A game that fails is played again, then replaced. Raises RunError when one failed
-        ``max_failures`` times, and where the clock ended one: the games of a run with
-        ``determinism=strict`` end by their rules or not at all.
+        Raises RunError when one failed ``max_failures`` times, or did not end by its rules.
         """
         return await asyncio.gather(*map(self._play_by_rules, specs))
 
@@ -134,7 +132,7 @@ class Collector:
         records = list[GameRecord]()
         while not records or records[-1].error is not None:
             record = await self._play_once(spec, self._legal_tokens)
-            # Time, or an engine that died: reasons outside of the game.
+            # Time, or an engine that died: such an end would not be the same in another run.
             by_chance = (record.error or "").startswith(("TimeoutError", "Engine"))
             if record.end_reason == "timeout" or by_chance:
                 raise RunError(
@@ -153,13 +151,12 @@ class Collector:
 
     async def evaluate(
         self,
-        specs: Sequence[GameSpec],
+        specs: Iterable[GameSpec],
         on_record: Callable[[GameRecord], None] = lambda record: None,
     ) -> list[GameRecord]:
         """Play those of ``specs`` that are admitted; the records are in their order.
 
-        A failed game is replayed once, then reported as failed. on_record: called with each game
-        when it ends.
+        on_record: called with each game when it ends.
         """
 
         async def one(spec: GameSpec) -> GameRecord | None:
@@ -167,7 +164,7 @@ class Collector:
                 if not await self._admit(spec):
                     return None
                 record = await self._play_once(spec, None)
-                if record.error is not None:
+                if record.error is not None:  # once: then it is reported as failed
                     record = await self._play_once(spec, None)
             on_record(record)
             return record
@@ -198,12 +195,11 @@ class Collector:
         answer = self._make_answer(spec)
         return await play_game(spec, answer, self._time_limit, legal_tokens)
 
-    async def _free_slots(self) -> int:
-        """Number of games that may start now; waits until it is at least one."""
-        while self._under_way >= self._config.most_games:
+    async def _until_below(self, games: int) -> None:
+        """Wait until fewer ``games`` are under way."""
+        while self._under_way >= games:
             self._slot_freed.clear()
             await self._slot_freed.wait()
-        return self._config.most_games - self._under_way
 
     async def _flush_forever(self) -> None:
         while True:
@@ -221,18 +217,15 @@ class Collector:
 def learned_episodes(
     record: GameRecord, rewards: RewardPipeline, config: CollectorConfig
 ) -> list[Episode]:
-    """The episodes of a game that are learned from; none of one that failed.
-
-    They are of all trained seats; with ``filter_opponent_invalid`` only of the one that forfeited,
-    where one did. With ``learned_seats: one`` they are of a seat that is drawn from all trained
-    ones, by the seed of the game: so games of a group have the same. Rewards are shaped before, as
-    baselines of roles are means over every seat of the policy.
-    """
+    """The episodes of a game that are learned from; none of one that failed."""
     spec, learned = record.spec, record.spec.trained
+    # Who forfeits a game teaches its opponent nothing.
     if config.filter_opponent_invalid and record.invalid_by is not None:
         learned = tuple(player for player in learned if player == record.invalid_by)
+    # Before a seat is drawn: baselines of roles are means over every seat of the policy.
     episodes = rewards.shape(record, learned)
     if config.learned_seats == "all" or not episodes:
         return episodes
+    # By the seed of the game, so that games of a group have the same seat.
     seat = random.Random(derive_seed(spec.seed, "learned seat")).choice(spec.trained)
     return [episode for episode in episodes if episode[0].player_id == seat]

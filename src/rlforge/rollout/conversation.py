@@ -16,8 +16,9 @@ from rlforge.types import Completion, EnvSpec, Form, value
 class Question:
     """A turn of a conversation: its messages, and their text and token ids for an engine.
 
-    answers: those that ``messages`` hold, in order; a user message follows each. since_first: these
-    user messages as they are where the turns between the first and theirs are left out.
+    Attributes:
+        answers: Those that ``messages`` hold, in order; a user message follows each.
+        since_first: These user messages as they are where the turns before them are left out.
     """
 
     observation: str
@@ -31,15 +32,12 @@ class Question:
 class Conversation:
     """Questions and answers of one seat in a game.
 
-    A message holds what is new since the seat's last turn (``new_part``). A prompt is the tokens of
-    the last one and of its answer, as the engine saw them, followed by those of the new message.
-    Where the template writes the history in another way (chat templates leave out earlier
-    reasoning), and where turns are dropped, a new sequence begins: answers whose whole text is in
-    it keep the tokens of the engine, and what stands between them is encoded again.
+    A message holds what is new since the seat's last turn. A prompt is the tokens of the last one
+    and of its answer, as the engine saw them, followed by those of the new message. Where turns are
+    dropped, or the template writes the history in another way, a new sequence begins.
 
-    room: tokens of a prompt above which the older half of the turns after the first is left out,
-    as often as needed; None: prompts may be of any length. The oldest message that is left then
-    holds all that is new since the first turn; where that does not fit either, it stays as it was.
+    room: tokens of a prompt above which the older half of the turns after the first is left out;
+    None: any length.
 
     Example:
         >>> chat = Conversation(Prompter(None), Form(template="chat", extraction="raw"))
@@ -73,12 +71,11 @@ class Conversation:
         )
 
     def ask(self, view: View) -> Question:
-        """The current question with its tokens.
-
-        Raises ConfigError as ``Prompter.messages`` and ``Prompter.render`` do.
-        """
+        """The current question with its tokens; ConfigError as of ``Prompter``."""
         room = math.inf if self._room is None else self._room
         whole = question = self._encoded(self.say(view))
+        # The oldest message that is left sums up all since the first turn. Where that does not fit
+        # either, it stays as it was.
         for since_first in (True, False):
             shorter = whole
             while len(question.token_ids) > room and len(shorter.answers) > 1:
@@ -96,7 +93,7 @@ class Conversation:
         return self._prompter.reply(self._form, shown)
 
     def _encoded(self, question: Question) -> Question:
-        """``question`` with its tokens: those of the engine in answers, and what is between."""
+        """``question`` with its tokens."""
         messages, last = question.messages, self._last
         prompt = self._prompter.render(self._form, messages)
         text = prompt.text
@@ -114,13 +111,21 @@ class Conversation:
                     kept.append((answers[number], start, end))
         ids: tuple[int, ...] = ()
         place = 0
-        if last is not None and kept and _goes_on(last.prompt, text[: kept[-1][1]]):
-            ids, place = last.token_ids, kept[-1][1]
+        if last is not None and kept:
+            before, said = last.prompt, text[: kept[-1][1]]
+            asked = before.contents[-1][2] if before.contents else 0
+            # Some templates open only the next answer, as with an empty ``<think>`` block, and
+            # leave that out in front of earlier ones: the engine has seen it.
+            if asked <= len(said) and before.text.startswith(said):
+                ids, place = last.token_ids, kept[-1][1]
         ended = False
+        # Answers keep the engine's tokens, which need not be those of their text; what is between
+        # is encoded.
         for answer, start, end in [*kept, (Completion(text=""), len(text), len(text))]:
             if start < place:
                 continue
             between = self._prompter.ids(prompt.part(place, start), begins=not place)
+            # The engine has sampled the end of the turn that the template writes, too.
             closed = ended and between[:1] == ids[-1:]
             ids = (*ids, *(between[1:] if closed else between), *answer.token_ids)
             place, ended = end, answer.finish_reason == "stop"
@@ -130,27 +135,14 @@ class Conversation:
 def conversation_in(
     env: EnvSpec, prompter: Prompter, form: Form, room: int | None = None
 ) -> Conversation | None:
-    """A seat's conversation in a game of ``env``; None where each turn is asked alone.
-
-    room: as of ``Conversation``, used where ``env`` drops the oldest turns.
-    """
+    """A seat's conversation in a game of ``env``; None where each turn is asked alone."""
     if env.context == "turn":
         return None
     return Conversation(prompter, form, room if env.overflow == "drop_oldest" else None)
 
 
-def _goes_on(before: Prompt, text: str) -> bool:
-    """Whether ``text``, up to the last answer, is the prompt ``before`` of that answer.
-
-    Some templates open only the next answer, as with an empty ``<think>`` block, and leave that out
-    in front of earlier ones: the engine has seen it.
-    """
-    asked = before.contents[-1][2] if before.contents else 0
-    return asked <= len(text) and before.text.startswith(text)
-
-
 def _without_older_half(question: Question, *, since_first: bool) -> Question:
-    """Without the older half of the turns after the first, which the oldest one left may sum up."""
+    """Without the older half of the turns after the first."""
     messages, answers = question.messages, question.answers
     begin = len(messages) - 2 * len(answers) + 1  # after the first answer
     dropped = len(answers) // 2

@@ -27,7 +27,7 @@ class AnswerEncoder:
     """Token ids of answers, with the token that ends an answer of this model."""
 
     def __init__(self, model: ModelConfig, tokenizer: Any) -> None:
-        """Raises ConfigError where the model has no token that ends an answer."""
+        """Make an encoder; ConfigError where no token ends an answer of the model."""
         self.tokenizer = tokenizer
         self._encoder = Encoder(tokenizer)
         self._stops = frozenset(stop_token_ids(model, tokenizer))
@@ -38,9 +38,9 @@ class AnswerEncoder:
     def answer(self, text: str, after: str, *, markup: bool = False) -> tuple[int, ...]:
         """The ids of ``text`` up to its end, which is added where it has none.
 
-        markup: names of control tokens in it, as ``<think>``, become these tokens.
-        after: the prompt; unless it ends in white space or markup (``>``), a space comes between.
+        after: the prompt. markup: names of control tokens, as ``<think>``, become these tokens.
         """
+        # Tokenizers write a word with the space in front of it.
         joint = "" if not after or after[-1].isspace() or after[-1] == ">" else " "
         said = f"{joint}{text}"
         contents = () if markup else ((0, 0, len(said)),)
@@ -51,7 +51,7 @@ class AnswerEncoder:
         return (*ids, self._end)
 
     def prompt(self, prompt: Prompt) -> tuple[int, ...]:
-        """The ids of a prompt; only its markup becomes control tokens."""
+        """The ids of a prompt."""
         return self._encoder.encode(prompt)
 
     def text(self, ids: Sequence[int]) -> str:
@@ -103,12 +103,11 @@ def sample_files(run_dir: Path) -> tuple[Path, Path]:
 
 
 def has_samples(run_dir: Path) -> bool:
-    """Whether the samples of a run are complete."""
+    # It is written last.
     return sample_files(run_dir)[0].is_file()
 
 
 def count_samples(run_dir: Path) -> int:
-    """How many samples a run learns from."""
     import pyarrow.parquet as pq
 
     return int(pq.read_metadata(sample_files(run_dir)[0]).num_rows)
@@ -118,10 +117,10 @@ def count_samples(run_dir: Path) -> int:
 
 
 def check_file(path: Path) -> None:
-    """Raise ConfigError for a dataset that is missing, empty or without the columns; reads a row.
+    """Raise ConfigError for a dataset that is missing, empty or without the columns.
 
-    ``messages`` are lists of ``role`` and ``content``; ``prompt`` and ``completion`` are texts, or
-    such lists.
+    ``messages`` are lists of ``role`` and ``content``; ``prompt`` and ``completion`` texts or such
+    lists.
     """
     for _, row in _rows(path):
         if "messages" not in row and not {"prompt", "completion"} <= row.keys():
@@ -134,10 +133,7 @@ def check_file(path: Path) -> None:
 
 
 def samples_of_file(path: Path, tokenizer: Any, encoder: AnswerEncoder) -> Iterator[Sample]:
-    """A sample per answer: of each message of the assistant, or each completion.
-
-    Raises ConfigError with the place of a row that cannot be used.
-    """
+    """A sample per answer: of each message of the assistant, or each completion."""
     for place, row in _rows(path):
         try:
             answers = list(_of_row(row, tokenizer))
@@ -186,7 +182,7 @@ def _text(answer: Any) -> str:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """The rows of a dataset with their places. Raises ConfigError where it cannot be read."""
+    """The rows of a dataset with their places; ConfigError where it cannot be read."""
     if not path.exists():
         raise ConfigError(f"{path}: no such file or folder")
     files = _files(path)

@@ -1,8 +1,7 @@
 """Samples of supervised fine-tuning: games of players, a run's own answers, and their files.
 
 They have the tokens that the model would be asked with in the game, and those of the answer as it
-would have to sample them, its end included. Log-probs are 0: no engine sampled them. Rows of files
-become samples in ``rlforge.rollout.datasets``.
+would have to sample them, its end included.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import contextlib
 import itertools
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,12 +42,12 @@ from rlforge.rollout.lineup import as_played_by, train_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import derive_seed, line_up
 from rlforge.samples import Sample, TrainBatch
-from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, Seat, Turn, value
+from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, Seat, Turn, value
 
 T = TypeVar("T")
 
+#: Seconds between reports of how far the games are.
 SAY_EVERY_S = 15.0
-"""Seconds between reports of how far the games are."""
 
 Say = Callable[[str], None]
 
@@ -68,10 +67,7 @@ def load_samples(run_dir: Path) -> Samples:
 
 
 async def make_samples(config: SftConfig, run_dir: Path, say: Say) -> Samples:
-    """The samples that ``config.data`` describes, written into the run directory.
-
-    say: called with progress messages. Raises RunError where no sample is left.
-    """
+    """The samples of ``config.data``, written into the run directory; RunError without any."""
     data = config.data
     tokenizer = load_tokenizer(config.model)
     encoder = AnswerEncoder(config.model, tokenizer)
@@ -124,13 +120,18 @@ def batch_of(samples: Iterable[Sample]) -> TrainBatch:
 
 
 def demonstration_games(config: SftConfig) -> list[GameSpec]:
-    """The games of ``data.players``: environments by weight, all line-ups equally often.
-
-    With as many players as seats, or more, no player meets itself.
-    """
+    """The games of ``data.players``: environments by weight, all line-ups equally often."""
     envs = train_envs(config)
     players = [parse_opponent(name) for name in config.data.players]
-    lineups = [itertools.cycle(_lineups(players, env.num_players)) for env in envs]
+    # With as many players as seats, or more, no player meets itself.
+    lineups = [
+        itertools.cycle(
+            itertools.permutations(players, env.num_players)
+            if len(players) >= env.num_players
+            else itertools.product(players, repeat=env.num_players)
+        )
+        for env in envs
+    ]
     specs = []
     for number in range(config.data.games):
         rng = random.Random(derive_seed(config.seed, "data", number))
@@ -145,12 +146,6 @@ def demonstration_games(config: SftConfig) -> list[GameSpec]:
             )
         )
     return specs
-
-
-def _lineups(players: Sequence[PolicyRef], seats: int) -> list[tuple[PolicyRef, ...]]:
-    if len(players) >= seats:
-        return list(itertools.permutations(players, seats))
-    return list(itertools.product(players, repeat=seats))
 
 
 async def answers_in_games(
@@ -176,13 +171,15 @@ async def answers_in_games(
         writer.add(records)
         writer.close()
     prompter = Prompter(encoder.tokenizer, config.prompts)
-    return [
+    samples = [
         sample
         for record in records
         if record.error is None
         for sample in _answers(record, table.seen[record.spec.game_id], config, prompter, encoder)
-        if _counts(record, sample.player_id, data, left_out) and _has_answer(sample, left_out)
+        if _counts(record, sample.player_id, data, left_out)
     ]
+    left_out["not read as their action"] += sum(not sample.token_ids for sample in samples)
+    return [sample for sample in samples if sample.token_ids]
 
 
 @contextlib.asynccontextmanager
@@ -244,11 +241,7 @@ def _answers(
     prompter: Prompter,
     encoder: AnswerEncoder,
 ) -> Iterator[Sample]:
-    """The legal answers of imitated players, in the form that the run's model is asked for.
-
-    One whose tokens are not read as its action, as where a token ends it too early, is empty. A
-    conversation cannot go on from it, nor from an answer that is not legal: it ends there.
-    """
+    """The legal answers of imitated players, in the form that the run's model is asked for."""
     env, data = record.spec.env, config.data
     room = prompt_room(config) if env.drops_turns else None
     for seat in record.spec.seats:
@@ -261,6 +254,7 @@ def _answers(
         for index, (turn, view) in enumerate(own):
             if chat is None and (index < first or not _is_good(turn)):
                 continue
+            # A conversation cannot go on from an answer that the model would not give.
             if not _is_good(turn):
                 break
             question = None if chat is None else chat.ask(view)
@@ -271,6 +265,7 @@ def _answers(
             )
             tokens = encoder.answer(said(turn, env, data.answer, view), after=prompt)
             text = encoder.text(tokens)
+            # It need not be, as where a token ends the answer too early. Then the sample is empty.
             read = extract(env.form.extraction, text, view.legal_actions).action == turn.action
             if index >= first:
                 yield sample_of(record, turn, index, ids, tokens if read else ())
@@ -340,7 +335,6 @@ def _of_run(run: Path, data: DataConfig, left_out: Counter[str]) -> Iterator[Sam
 
 
 def _is_good(turn: Turn) -> bool:
-    """Whether it is an answer to learn: of the asked-for form, with a legal action."""
     return turn.legal and turn.well_formed
 
 
@@ -350,15 +344,9 @@ def _first_learned(turns: int, data: DataConfig) -> int:
 
 
 def _counts(record: GameRecord, player: int, data: DataConfig, left_out: Counter[str]) -> bool:
-    """Whether the game's outcome for ``player`` is one to learn from."""
     counts = data.counts(record.spec.env.outcome(record.rewards, player), record.rewards[player])
     left_out["by outcome"] += not counts
     return counts
-
-
-def _has_answer(sample: Sample, left_out: Counter[str]) -> bool:
-    left_out["not read as their action"] += not sample.token_ids
-    return bool(sample.token_ids)
 
 
 def _selected(
@@ -396,10 +384,6 @@ def _divided(samples: Sequence[Sample], share: float, rng: random.Random) -> Sam
         held.add(game)
         count += sizes[game]
     return Samples(
-        train=_with(samples, lambda sample: sample.origin not in held),
-        validation=_with(samples, lambda sample: sample.origin in held),
+        train=tuple(sample for sample in samples if sample.origin not in held),
+        validation=tuple(sample for sample in samples if sample.origin in held),
     )
-
-
-def _with(samples: Collection[Sample], condition: Callable[[Sample], bool]) -> tuple[Sample, ...]:
-    return tuple(sample for sample in samples if condition(sample))

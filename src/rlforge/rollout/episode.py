@@ -1,4 +1,4 @@
-"""Plays one game from its spec to its record: ask the policy at the seat, apply its action."""
+"""Plays one game from its spec to its record."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rlforge.rollout.schedule import same_game
 from rlforge.system.timeouts import TimeLimit
 from rlforge.types import Completion, EndReason, GameRecord, GameSpec, Seat, Turn, continues
 
+#: Asks the policy at a seat for an answer to a view; the third argument seeds its sampling.
 Answer = Callable[[Seat, View, int], Awaitable[Completion]]
-"""Asks the policy at a seat for an answer to a view; the third argument seeds its sampling."""
 
 
 class AtSeat(Protocol):
@@ -46,8 +46,8 @@ class Seats:
         self._at[seat.player_id].remember(view, completion)
 
 
+#: The ``legal_tokens`` of a turn: of its seat, view and answer, and whether that was accepted.
 Legal = Callable[[Seat, View, Completion, bool], tuple[tuple[int, ...], ...]]
-"""The ``legal_tokens`` of a turn: of its seat, view and answer, and whether that was accepted."""
 
 
 class _ContextLimitError(Exception):
@@ -64,23 +64,18 @@ async def play_game(
     time_limit: TimeLimit = asyncio.timeout,
     legal_tokens: Legal | None = None,
 ) -> GameRecord:
-    """Play one game to its end; many may run concurrently, each as a coroutine.
+    """Play one game to its end.
 
-    A game is cut where a prompt outgrows the context (``PromptTooLongError``), where the context
-    ends an answer (``finish_reason`` ``context``) in which the game finds no legal action, and
-    after ``env.timeout_s``. As at ``env.max_turns`` it is a draw and its turns count: without them,
-    long games would be missing. So does the turn of the answer that was cut: all that was sampled
-    is learned from with the outcome it had. Without it, of the answers to prompts of that length
-    only the short ones would be learned from. If no model has answered by then, the game failed.
+    A failed game is data: errors of the game, the engine or an API end up in ``GameRecord.error``,
+    with the turns until then and without rewards. Other exceptions propagate, and so does
+    ``ExtensionError``, of a user's code. A game is cut, as a draw, where a prompt outgrows the
+    context, where the context ends an answer without a legal action, and after ``env.timeout_s``.
 
-    A failed game is data: errors of the game, the engine or an API (``RlforgeError``,
-    ``TimeoutError``) end up in ``GameRecord.error``, with the turns until then and without rewards.
-    Other exceptions and cancellation propagate, and so does ``ExtensionError``, of a user's code.
-    Raises ``ValueError`` when the seats do not match the number of players. Turns of ``spec.past``
-    are played with the answers that were given then, and must come out as they did, else the game
-    failed; an ``answer`` that has a method ``remember(seat, view, completion)`` gets them.
-    time_limit: clock of ``env.timeout_s``. legal_tokens: of the turns of trained seats; None leaves
-    them out.
+    Args:
+        spec: The game. Its ``past`` is played with the answers that were given then.
+        answer: One with a method ``remember(seat, view, completion)`` gets those answers.
+        time_limit: Clock of ``env.timeout_s``.
+        legal_tokens: Of the turns of trained seats; None leaves them out.
     """
     if [seat.player_id for seat in spec.seats] != list(range(spec.env.num_players)):
         raise ValueError(f"{spec.game_id}: seats must be players 0 to {spec.env.num_players - 1}")
@@ -97,8 +92,11 @@ async def play_game(
         )
 
     def cut(end_reason: EndReason, error: str, cut_by: int | None = None) -> GameRecord:
+        # Else a wrong set-up would end every game as a draw, without a message.
         if not any(turn.completion.token_ids for turn in turns):
             return record(end_reason, rewards={}, cut_by=cut_by, error=error)
+        # Its turns count, that of the answer that was cut included: else long games, and long
+        # answers to long prompts, would be missing.
         draw = dict.fromkeys(range(spec.env.num_players), 0.0)
         return record(end_reason, rewards=draw, cut_by=cut_by)
 
@@ -130,10 +128,7 @@ async def play_game(
 
 
 def replayed(record: GameRecord) -> Iterator[tuple[Game, Turn]]:
-    """Each turn of a game with the game as it was before it, which the recorded actions give.
-
-    Raises as the game does where it rejects what it took before.
-    """
+    """Each turn of a game with the game as it was before it, which the recorded actions give."""
     game, spec = make_game(record.spec.env, record.spec.seed), record.spec
     for number, turn in enumerate(record.turns):
         if spec.past is not None and number == len(spec.past):
@@ -145,7 +140,7 @@ def replayed(record: GameRecord) -> Iterator[tuple[Game, Turn]]:
 async def _play_past(
     spec: GameSpec, past: tuple[Turn, ...], game: Game, turns: list[Turn], answer: Answer
 ) -> None:
-    """Play ``past`` again, which is added to ``turns``."""
+    """Play ``past`` again, which is added to ``turns``; GameError where it comes out otherwise."""
     for then in past:
         given = partial(_given, answer, then.completion)
         turn = await _play_turn(spec, game, turns, given, None)
@@ -172,11 +167,9 @@ async def _given(
 
 
 def turn_seed(spec: GameSpec, turn: int) -> int:
-    """Sampling seed of the request in turn ``turn``, from 0 to 2⁶³ − 1.
-
-    Derived from the game's seed. Games of one group share that seed, so that they start in the
-    same state; their sampling seeds differ by game id. A game that is played again has its own.
-    """
+    """Sampling seed of the request in turn ``turn``, from 0 to 2⁶³ − 1."""
+    # Games of one group share the game's seed, so that they start in the same state; what is
+    # sampled in them differs.
     member = same_game(spec) if spec.group_id is not None else ""
     return seed_of(f"{spec.seed}/{turn}/{member}")
 

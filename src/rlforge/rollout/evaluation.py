@@ -15,17 +15,16 @@ from rlforge.types import EnvSpec, EvalResult, GameRecord, GameSpec, PolicyRef, 
 #: Stands for the opponent in single-player environments.
 NO_OPPONENT = "none"
 
+# As UnstableBaselines has it.
+#: Games of a version in an environment with ``eval.continuous``, or one round where that is more.
 CONTINUOUS_GAMES = 32
-"""Games of a version in an environment with ``eval.continuous``, as UnstableBaselines has it; where
-one against each opponent from every seat are more, those."""
 
 
 @value
 class Pairing:
     """An environment of evaluations, and the opponents that are met in it.
 
-    Single-player environments are played alone. key: the key of the configuration that names the
-    opponents, for messages.
+    key: of the configuration that names the opponents, for messages.
     """
 
     env: EnvSpec
@@ -46,66 +45,77 @@ class Pairing:
 def plan_evaluation(
     pairings: Sequence[Pairing],
     policy: PolicyRef,
-    games: int,
+    games: int | None,
     *,
     step: int,
     seed: int,
     max_games: int | None = None,
     seats: Sequence[PolicyRef] | None = None,
     part: int = 0,
-) -> list[GameSpec]:
+) -> Iterator[GameSpec]:
     """Evaluation games of ``policy`` after ``step`` updates; nothing in them is trained.
 
-    seats: who takes each seat for it, where several policies share them; None: it takes each. part:
-    see ``GameSpec``.
+    Games come in rounds of one per seat, with the same seed and the opponent at all other seats.
 
-    Games come in rounds of one per seat: the same seed, with the policy at each seat once and
-    the opponent at all others. ``games`` per environment and opponent is rounded up to whole
-    rounds. Single-player environments are played alone, one round being one game. Environments
-    and opponents take turns, round by round.
-
-    max_games: most games per environment, divided among the opponents in whole rounds; numbers of
-    rounds differ by at most one.
-
-    The r-th round of an environment has the same seed for every opponent, step and policy, so
-    that results differ by the players and not by the cards dealt.
-    ``GameSpec.focus`` is the seat of the policy, also where the opponent has the same uid.
-    Raises ConfigError where ``max_games`` leaves an opponent without a round.
+    Args:
+        pairings: Environments and opponents take turns, round by round.
+        policy: Its seat is ``GameSpec.focus``.
+        games: Per environment and opponent, rounded up to whole rounds; None: ``max_games``.
+        step: Updates before them, for their ids.
+        seed: Of the run.
+        max_games: Most per environment, divided among the opponents in whole rounds; ConfigError
+            where an opponent has none. None with ``games`` None: ``CONTINUOUS_GAMES``.
+        seats: Who takes each seat for ``policy``, where several policies share them.
+        part: See ``GameSpec``.
     """
-    return list(_deal(pairings, policy, games, step, seed, max_games, seats, part))
+    met = [
+        (pairing.env, rival, rounds)
+        for pairing in pairings
+        for rival, rounds in zip(pairing.rivals, _rounds(pairing, games, max_games), strict=True)
+    ]
+    numbers = count()
+    # A resumed run may evaluate a version again that has other weights now.
+    prefix = f"eval-{part}" if part else "eval"
+    for index in count():
+        left = [(env, rival) for env, rival, rounds in met if index < rounds]
+        if not left:
+            return
+        for env, rival in left:
+            for focus in range(env.num_players):
+                own = policy if seats is None else seats[focus]
+                policies = [own if rival is None else rival] * env.num_players
+                policies[focus] = own
+                yield GameSpec(
+                    game_id=f"{prefix}-{step}-{policy.uid}-{next(numbers):06d}",
+                    env=env,
+                    # The same for every opponent, step and policy, so that results differ by the
+                    # players and not by the cards dealt.
+                    seed=derive_seed(seed, "eval", env.id, index),
+                    purpose="eval",
+                    seats=line_up(env, policies, trained_uid=None),
+                    focus=focus,
+                    part=part,
+                )
 
 
 class OpenEvaluation:
-    """The games of one version, dealt one at a time as long as there is room for them.
-
-    They are those of ``plan_evaluation``, up to ``max_games`` per environment, None:
-    ``CONTINUOUS_GAMES``. A round that has begun is completed, so that every seat counts equally.
+    """Games of one version, dealt one at a time until it is closed.
 
     Example: of a version that is superseded after its first game:
         >>> env = EnvSpec(id="kuhn_poker", source="openspiel")
         >>> me, rival = (PolicyRef(uid=uid, kind="checkpoint") for uid in ("step-1", "base"))
-        >>> games = OpenEvaluation([Pairing(env=env, opponents=(rival,))], me, step=1, seed=0)
+        >>> pairings = [Pairing(env=env, opponents=(rival,))]
+        >>> games = OpenEvaluation(plan_evaluation(pairings, me, None, step=1, seed=0), me, step=1)
         >>> first = games.next_game()
         >>> games.close()
         >>> [game and game.focus for game in (first, games.next_game(), games.next_game())]
         [0, 1, None]
     """
 
-    def __init__(
-        self,
-        pairings: Sequence[Pairing],
-        policy: PolicyRef,
-        *,
-        step: int,
-        seed: int,
-        max_games: int | None = None,
-        seats: Sequence[PolicyRef] | None = None,
-        part: int = 0,
-    ) -> None:
-        """Deal games as ``plan_evaluation`` plans them."""
+    def __init__(self, games: Iterator[GameSpec], policy: PolicyRef, *, step: int) -> None:
         self.policy, self._step = policy, step
-        self._games = _deal(pairings, policy, None, step, seed, max_games, seats, part)
-        self._coming = next(self._games, None)
+        self._games = games
+        self._coming = next(games, None)
         self._closed = False
         self._under_way = 0
         self._played: list[GameRecord] = []
@@ -135,56 +145,17 @@ class OpenEvaluation:
         return not self._under_way and (self._coming is None or self._round_was_last)
 
     def results(self) -> list[EvalResult]:
-        """Results of the ended games, in the order of their dealing: see ``summarise``."""
+        """Results of the ended games, in the order of their dealing."""
         dealt = sorted(self._played, key=lambda record: record.spec.game_id)
         return summarise(dealt, self._step, self.policy.uid)
 
     @property
     def _round_was_last(self) -> bool:
+        # A round that has begun is completed, so that every seat counts equally.
         return self._closed and self._coming is not None and self._coming.focus == 0
 
 
-def _deal(
-    pairings: Sequence[Pairing],
-    policy: PolicyRef,
-    games: int | None,
-    step: int,
-    seed: int,
-    max_games: int | None,
-    seats: Sequence[PolicyRef] | None,
-    part: int,
-) -> Iterator[GameSpec]:
-    """Round after round, until every opponent has met its ``games``; None: ``max_games``."""
-    met = [
-        (pairing.env, rival, rounds)
-        for pairing in pairings
-        for rival, rounds in zip(pairing.rivals, _rounds(pairing, games, max_games), strict=True)
-    ]
-    numbers = count()
-    # A resumed run may evaluate a version again that has other weights now.
-    prefix = f"eval-{part}" if part else "eval"
-    for index in count():
-        left = [(env, rival) for env, rival, rounds in met if index < rounds]
-        if not left:
-            return
-        for env, rival in left:
-            for focus in range(env.num_players):
-                own = policy if seats is None else seats[focus]
-                policies = [own if rival is None else rival] * env.num_players
-                policies[focus] = own
-                yield GameSpec(
-                    game_id=f"{prefix}-{step}-{policy.uid}-{next(numbers):06d}",
-                    env=env,
-                    seed=derive_seed(seed, "eval", env.id, index),
-                    purpose="eval",
-                    seats=line_up(env, policies, trained_uid=None),
-                    focus=focus,
-                    part=part,
-                )
-
-
 def _rounds(pairing: Pairing, games: int | None, max_games: int | None) -> Sequence[int]:
-    """Rounds against each rival."""
     players, rivals = pairing.env.num_players, len(pairing.rivals)
     if games is not None:
         wanted = -(-games // players)
@@ -204,13 +175,11 @@ def _rounds(pairing: Pairing, games: int | None, max_games: int | None) -> Seque
 def summarise(records: Sequence[GameRecord], step: int, uid: str | None = None) -> list[EvalResult]:
     """One result per environment, opponent and policy of ``records``, in order of appearance.
 
-    uid: of the policy that all focus seats count for; None: each for its own.
+    Rates are over finished games; invalid_rate is the share that the policy itself ended by an
+    invalid move. Without a finished game rates are 0, and ci95 (Wilson's) is (0, 1).
 
-    Outcomes are the focus seat's, by ``EnvSpec.outcome``.
-    Rates are over finished games; failed ones are only counted. invalid_rate: share of games
-    that the policy itself ended by an invalid move. ci95: Wilson score interval of the win rate.
-    Without a finished game the rates and mean_reward are 0 and ci95 is (0, 1).
-    Raises ValueError for a record without a focus seat.
+    uid: of the policy that all focus seats count for; None: each for its own. Raises ValueError for
+    a record without a focus seat.
     """
     results: dict[tuple[str, str, str], list[GameRecord]] = {}
     for record in records:
@@ -223,7 +192,6 @@ def summarise(records: Sequence[GameRecord], step: int, uid: str | None = None) 
 
 
 def _focus(spec: GameSpec) -> int:
-    """The evaluated policy's player id."""
     if spec.focus is None:
         raise ValueError(f"game {spec.game_id} is not an evaluation game: it has no focus seat")
     return spec.focus

@@ -37,10 +37,7 @@ def buffer_settings(config: RunConfig, name: str) -> BufferSettings:
 
 
 def first_games(config: RunConfig, seats: int, *, episodes: bool) -> tuple[tuple[int, int], ...]:
-    """Samples and trained turns of about twenty games of random players.
-
-    seats: that are trained in each. episodes: a sample is an episode, else a turn.
-    """
+    """Samples and trained turns of games of random players; ``seats`` are trained in each."""
     envs, enough_s = train_envs(config), 1.0
     if config.determinism == "strict":
         enough_s = math.inf  # the number of games does not depend on the machine

@@ -18,13 +18,12 @@ class LegalTokens:
     """The answers that are a legal action and nothing else, as a tree of tokens.
 
     At a token of such an answer, the branches of the tree are the ways in which a legal answer goes
-    on; the entropies of the choices along an answer add up, in the mean over answers, to that of
-    the distribution over answers. An answer may begin with a space. One that holds more than a
-    legal action, as reasoning, is not in the tree; an illegal one leaves it at one of its tokens.
+    on. One that holds more, as reasoning, is not in the tree; an illegal one leaves it at one of
+    its tokens.
     """
 
     def __init__(self, model: ModelConfig, tokenizer: Any) -> None:
-        """Raises ConfigError where the model has no token that ends an answer."""
+        """Make the tree; ConfigError where no token ends an answer of the model."""
         self._encoder = AnswerEncoder(model, tokenizer)
         self.answers = lru_cache(maxsize=65536)(self._answers)
         self._branches = lru_cache(maxsize=65536)(self._find_branches)
@@ -34,8 +33,7 @@ class LegalTokens:
     ) -> tuple[Tokens, ...]:
         """One entry per token of the answer, empty ones behind where it leaves the tree.
 
-        accepted: whether the game took it as legal. No entries where it did and the answer is not
-        one of ``answers``, or where the game lists no actions.
+        accepted: whether the game took it as legal.
         """
         if not view.legal_actions or not completion.token_ids:
             return ()
@@ -43,14 +41,16 @@ class LegalTokens:
         return self._branches(seat.form.extraction, legal, answer, accepted)
 
     def _answers(self, extraction: str, action: str) -> tuple[Tokens, ...]:
-        """The answers that stand for ``action``: with and without a space in front."""
         said = written(ACTION, extraction, action)
+        # With and without a space in front.
         return tuple({self._encoder.answer(said, after=before): None for before in ("", ".")})
 
     def _find_branches(
         self, extraction: str, legal: tuple[str, ...], answer: Tokens, accepted: bool
     ) -> tuple[Tokens, ...]:
         known = {tokens for action in legal for tokens in self.answers(extraction, action)}
+        # The entropies of the choices along an answer add up, in the mean over answers, to that of
+        # the distribution over answers: more than the tree has would count as none.
         if accepted and answer not in known:
             return ()
         return tuple(

@@ -26,17 +26,16 @@ E = TypeVar("E", bound=EnvEntry)
 
 
 def train_envs(config: GamesConfig) -> tuple[EnvSpec, ...]:
-    """The training environments."""
     return tuple(env_spec(entry, config) for entry in config.env.train)
 
 
 def eval_envs(config: GamesConfig) -> tuple[EnvSpec, ...]:
-    """The evaluation environments; those of training when the configuration names none."""
+    """The evaluation environments; those of training when none are named."""
     return tuple(env_spec(entry, config) for entry, _, _ in eval_opponents(config))
 
 
 def eval_opponents(config: GamesConfig) -> list[tuple[EnvEntry, str, list[str]]]:
-    """The evaluation environments, each with the key and names of the opponents met in it."""
+    """The evaluation environments, each with the key and names of its opponents."""
     if not config.env.eval:
         return [(entry, *_shared(entry, config)) for entry in config.env.train]
     return [
@@ -48,7 +47,7 @@ def eval_opponents(config: GamesConfig) -> list[tuple[EnvEntry, str, list[str]]]
 
 
 def _shared(entry: EnvEntry, config: GamesConfig) -> tuple[str, list[str]]:
-    """The key and names of the opponents that are met in an environment without its own."""
+    """The key and names of the opponents in an environment without its own."""
     if config.eval.opponents is not None:
         return "eval.opponents", config.eval.opponents
     env = env_spec(entry, config)
@@ -57,13 +56,13 @@ def _shared(entry: EnvEntry, config: GamesConfig) -> tuple[str, list[str]]:
 
 
 def check_plays(policy: PolicyRef, env: EnvSpec) -> None:
-    """Raise ConfigError where ``policy`` does not know the game; only scripted players may not."""
+    """Raise ConfigError where ``policy`` does not know the game."""
+    # Models are asked about any game.
     if policy.kind == "scripted":
         check_player(policy.path_or_name or policy.uid, env)
 
 
 def can_play(policy: PolicyRef, env: EnvSpec) -> bool:
-    """Whether ``policy`` knows the game."""
     try:
         check_plays(policy, env)
     except ConfigError:
@@ -72,7 +71,7 @@ def can_play(policy: PolicyRef, env: EnvSpec) -> bool:
 
 
 def eval_pairings(config: GamesConfig) -> tuple[Pairing, ...]:
-    """The evaluation environments with their opponents: first ``base``, unless it is left out."""
+    """The evaluation environments with their opponents, ``base`` first."""
     base = ["base"] if config.eval.base else []
     return tuple(
         Pairing(
@@ -85,7 +84,6 @@ def eval_pairings(config: GamesConfig) -> tuple[Pairing, ...]:
 
 
 def fixed_opponents(config: GamesConfig) -> tuple[PolicyRef, ...]:
-    """The pool's fixed opponents."""
     return tuple(parse_opponent(name) for name in config.pool.fixed_opponents)
 
 
@@ -96,18 +94,14 @@ def other_models(config: PolicyConfig) -> dict[PolicyRef, str]:
 
 
 def as_played_by(config: PolicyConfig, policies: Iterable[PolicyRef]) -> dict[str, GamesConfig]:
-    """By uid, for each other model among ``policies``: ``config`` as if that were the run's model.
-
-    It has no adapter, is generated from by the embedded engine, and is asked and sampled as
-    ``pool.hf`` says.
-    """
+    """By uid, for each other model of ``policies``: ``config`` as if that were the run's."""
     named = {one.uid: one.path_or_name for one in policies if one.kind == "hf"}
     if not named or (games := config.games) is None:
         return {}
     own = games.pool.hf
 
     def unasked(entry: E) -> E:
-        """Without its prompts, which are for the trained model."""
+        # They are for the trained model.
         return dataclasses.replace(entry, prompt_template=None, action_extraction=None)
 
     changed = dataclasses.replace(
@@ -120,6 +114,7 @@ def as_played_by(config: PolicyConfig, policies: Iterable[PolicyRef]) -> dict[st
         learner=dataclasses.replace(games.learner, train="full", initial_adapter=None),
         engine=dataclasses.replace(
             games.engine,
+            # The embedded engine, which asks and samples as ``pool.hf`` says.
             name="transformers",
             max_tokens=own.max_tokens,
             max_model_len=own.max_model_len,
@@ -151,7 +146,7 @@ def env_named(name: str) -> EnvSpec:
 
 
 def env_spec(entry: EnvEntry, config: GamesConfig) -> EnvSpec:
-    """One environment; what its entry leaves open comes from the model."""
+    # What the entry leaves open comes from the group, or the model.
     given = {**vars(config.env), **vars(entry)}
     return EnvSpec(
         **{each.name: given[each.name] for each in fields(EnvSpec) if each.name in given},
@@ -175,9 +170,8 @@ def form_of(*groups: ModelConfig | EnvEntry | PolicyEntry | ApiConfig | HfConfig
 
 
 def asked_as(config: PolicyConfig, env_id: str | None = None, policy: str = "") -> Form:
-    """How a run asks its policy in a game.
+    """How a run asks its policy in a game; any other game as its first training game.
 
-    env_id: None, or a game that is not one of the run, is asked as its first training game.
     policy: of several policies the one that is asked, by name.
     """
     if (games := config.games) is None:

@@ -27,15 +27,14 @@ from rlforge.rollout.episode import AtSeat, Seats
 from rlforge.rollout.lineup import as_played_by
 from rlforge.types import Completion, EnvSpec, GameSpec, PolicyRef, SamplingParams, Seat
 
+#: A player without a model: the action in a view.
 Act = Callable[[View], str]
-"""A player without a model: the action in a view."""
 
 
 class Acting:
     """A player without a model at one seat of one game: a script, a function, a person.
 
-    begin: makes it from the seed of its first turn. searches: its moves may take seconds, so it is
-    asked in a thread, and other games go on meanwhile.
+    begin: makes it from the seed of its first turn. searches: its moves may take seconds.
     """
 
     def __init__(self, seat: Seat, begin: Callable[[int], Act], *, searches: bool = False) -> None:
@@ -46,6 +45,7 @@ class Acting:
         """Its action; TypeError where that is no text."""
         if self._act is None:
             self._act = self._begin(seed)
+        # Other games go on while it searches.
         text = await asyncio.to_thread(self._act, view) if self._searches else self._act(view)
         if not isinstance(text, str):
             raise TypeError(f"player {self._uid} answered {text!r}; an action is text")
@@ -79,7 +79,6 @@ class _Model:
         return prompt_room(self._config)
 
     def at_seat(self, seat: Seat, env: EnvSpec, temperature: float) -> _ModelSeat:
-        """The model at a seat of one game of ``env``. Raises ConfigError as ``prompt_room``."""
         room = self._room if env.drops_turns else None
         chat = conversation_in(env, self.prompter, seat.form, room)
         number = None if chat is None else next(self._numbers)
@@ -91,10 +90,7 @@ class _Model:
 
 
 class _ModelSeat:
-    """A model at one seat of one game.
-
-    chat: the seat's turns so far, which each prompt continues; None: each turn is asked alone.
-    """
+    """A model at one seat of one game; chat: its turns so far; None: each turn is asked alone."""
 
     def __init__(
         self,
@@ -109,7 +105,6 @@ class _ModelSeat:
         self._seat, self._chat, self._newest = seat, chat, newest
 
     async def answer(self, view: View, seed: int) -> Completion:
-        """Its answer; errors of ``Prompter.encode`` and the engine."""
         policy = self._seat.policy
         policy = max(policy, self._newest.get(policy.name, policy), key=lambda each: each.version)
         params = dataclasses.replace(self._params, seed=seed)
@@ -134,27 +129,21 @@ class _ModelSeat:
 
 
 def with_own_form(config: GamesConfig) -> tuple[GamesConfig, Any]:
-    """The configuration of another model and its tokenizer.
-
-    The prompt template is ``default`` where the configured one needs a chat template, and the
-    tokenizer has none.
-    """
+    """The configuration of another model and its tokenizer."""
     tokenizer, name = load_tokenizer(config.model), config.model.prompt_template
     if tokenizer.chat_template or Prompter(None, config.prompts).template(name).markup is not None:
         return config, tokenizer
+    # The template needs a chat template, which the tokenizer does not have.
     plain = dataclasses.replace(config.model, prompt_template="default")
     return dataclasses.replace(config, model=plain), tokenizer
 
 
 class _ApiSeat:
-    """A model behind an API at one seat of one game of ``env``."""
-
     def __init__(self, prompter: Prompter, api: ApiPlayer, seat: Seat, env: EnvSpec) -> None:
         self._prompter, self._api, self._seat = prompter, api, seat
         self._chat = conversation_in(env, prompter, seat.form)
 
     async def answer(self, view: View, seed: int) -> Completion:
-        """Its answer; errors of ``Prompter.messages`` and ``ApiPlayer.chat``."""
         policy = self._seat.policy
         if self._chat is None:
             asked = self._prompter.messages(self._seat.form, view)
@@ -180,8 +169,14 @@ class SeatPolicies:
         stops: Sequence[int],
         others: Iterable[PolicyRef] = (),
     ) -> None:
-        """stops: ids of the tokens that end an answer. others: the other models (``hf:``) that
-        games may have; their tokenizers are loaded.
+        """Load tokenizers.
+
+        Args:
+            config: Of the run.
+            tokenizer: Of the run's model.
+            engine: Generates for all models.
+            stops: Ids of the tokens that end an answer.
+            others: The other models (``hf:``) that games may have.
         """
         self._config, games = config, config.games
         self._newest: dict[str, PolicyRef] = {}
@@ -194,12 +189,9 @@ class SeatPolicies:
         self._api = ApiPlayer(ApiConfig() if games is None else games.pool.api)
 
     def use_version(self, policy: PolicyRef) -> None:
-        """Trained seats of its policy sample from this version on, also in games in progress.
-
-        So a game that lasts longer than an update does not exceed the staleness bound; each
-        completion records the version that sampled it. If a game starts with a version newer than
-        ``policy``, it keeps that version: the maximum of both is used.
-        """
+        """Trained seats of its policy sample from this version on, also in games in progress."""
+        # So a game that lasts longer than an update does not exceed the staleness bound. A game
+        # that starts with a newer version keeps it.
         self._newest[policy.name] = policy
 
     def take_api_usage(self) -> tuple[ApiUsage, ...]:
@@ -207,10 +199,7 @@ class SeatPolicies:
         return self._api.take_usage()
 
     def for_game(self, spec: GameSpec, given: Mapping[int, AtSeat] | None = None) -> Seats:
-        """Who answers in one game; they own what they remember of it.
-
-        given: answers at these seats, by player id, in place of their policies, as of a person.
-        """
+        """Who answers in one game. given: at these seats others, as a person, by player id."""
         temperature = self._config.engine.temperature if spec.purpose == "train" else None
         at = dict(given or {})
         for seat in spec.seats:
@@ -219,11 +208,7 @@ class SeatPolicies:
         return Seats(at)
 
     def at_seat(self, seat: Seat, env: EnvSpec, temperature: float | None = None) -> AtSeat:
-        """Who answers at a seat of one game of ``env``.
-
-        temperature: of the run's model; None takes that of evaluations. Raises ConfigError where
-        an answer leaves no room for a conversation.
-        """
+        """Who answers at a seat of one game; ConfigError without room for a conversation."""
         policy, name = seat.policy, seat.policy.path_or_name or seat.policy.uid
         if policy.kind == "scripted":
             searches = name.partition(":")[0] in SEARCHING

@@ -19,14 +19,13 @@ _NO_COLLECTOR = ""
 def derive_seed(*parts: int | str) -> int:
     """A seed in [0, 2**31) that depends on ``parts`` only, the same in every process.
 
-    Distinct parts give unrelated seeds; 31 bits fit every generator that a game may use.
-
     Example:
         >>> derive_seed(0, "train", 7) == derive_seed(0, "train", 7)
         True
         >>> derive_seed(0, "train", 7) == derive_seed(0, "train", 8)
         False
     """
+    # 31 bits fit every generator that a game may use.
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -34,10 +33,7 @@ def derive_seed(*parts: int | str) -> int:
 def line_up(
     env: EnvSpec, policies: Sequence[PolicyRef], trained_uid: str | None
 ) -> tuple[Seat, ...]:
-    """Seats for ``policies`` in order of player id; those of ``trained_uid`` are trained.
-
-    Each is asked as ``env`` says for it.
-    """
+    """Seats for ``policies`` in order of player id; those of ``trained_uid`` are trained."""
     return tuple(
         Seat(
             player_id=player_id,
@@ -52,14 +48,9 @@ def line_up(
 class GameScheduler:
     """Hands out training games of one policy, the learner of them.
 
-    Environments are drawn by weight and opponents by the pool. The learner takes every seat of an
-    environment that it can equally often, in random order. Every seat of its current version is
-    trained: all seats in self-play. With ``group_size`` above 1 that many consecutive games share
-    everything but their id; a started group is completed, with its first line-up, before the next
-    draw.
-
-    Everything but the opponents follows from the seed and counters, so the same seed and the same
-    pool give the same games.
+    Environments are drawn by weight and opponents by the pool. The learner takes every seat that it
+    can equally often, in random order. With ``group_size`` above 1 that many consecutive games
+    share everything but their id. The same seed and the same pool give the same games.
     """
 
     def __init__(
@@ -72,14 +63,20 @@ class GameScheduler:
         part: int = 0,
         name: str = "",
     ) -> None:
-        """part: how often the run was resumed before, for ids; name: of the policy, one of several,
-        for ids and seeds.
+        """Start at the first game.
 
-        Games lost in a crash are played again after the resume, under other ids.
+        Args:
+            envs: Those in which the policy has no seat are left out.
+            pool: Draws the opponents.
+            group_size: Games of a group.
+            seed: Of the run.
+            part: How often the run was resumed before, for ids.
+            name: Of the policy, one of several, for ids and seeds.
         """
         self._pool = pool
         self._name, self._part = name, part
         self._own = (name,) if name else ()
+        # Games lost in a crash are played again after the resume, under other ids.
         self._prefix = "-".join([*self._own, str(part)])
         self._envs = tuple(env for env in envs if self._seats(env))
         self._group_size = group_size
@@ -92,7 +89,7 @@ class GameScheduler:
         self._left = 0
 
     def next_games(self, n: int) -> list[GameSpec]:
-        """The next ``n`` games; the rest of an open group comes first."""
+        """The next ``n`` games; the rest of an open group, with its first line-up, comes first."""
         games = []
         for _ in range(n):
             if self._open is None or not self._left:
@@ -105,7 +102,7 @@ class GameScheduler:
 
     @property
     def open_group(self) -> GameSpec | None:
-        """The spec that the remaining games of a started group share; None between two groups."""
+        """The spec of the remaining games of a started group; None between two groups."""
         return self._open if self._left else None
 
     def _draw(self) -> GameSpec:
@@ -128,7 +125,7 @@ class GameScheduler:
         return spec
 
     def _players(self, index: int, learner: PolicyRef) -> list[PolicyRef]:
-        """Who plays, in order of player id: the learner at one seat, opponents at the others."""
+        """Who plays, in order of player id."""
         number = self._envs[index].num_players
         if not self._pool.limited(self._name):  # it does not matter who sits where
             policies = self._pool.opponents(number - 1, self._name) if number > 1 else []
@@ -165,7 +162,7 @@ class GameScheduler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where :meth:`state_dict` was taken, given a pool that does so too."""
+        """Continue where ``state_dict`` was taken, given a pool that does so too."""
         self._games = state["games"]
         self._draws = state["draws"]
         self._seatings = list(state["seatings"])
@@ -174,10 +171,7 @@ class GameScheduler:
 
 
 class GamesUnderWay:
-    """The training games that were scheduled and have not ended.
-
-    part: how often the run was resumed before.
-    """
+    """The training games that were scheduled and have not ended."""
 
     def __init__(self, part: int = 0) -> None:
         self._part = part
@@ -193,27 +187,23 @@ class GamesUnderWay:
         self._games.update((_first_id(spec), (collector, spec)) for spec in specs)
 
     def end(self, record: GameRecord) -> None:
-        """A game was played; a failed one stays, since it is played again or replaced."""
+        """A game was played."""
         first = _first_id(record.spec)
         if record.error is None:
             self._games.pop(first, None)
+        # A failed game is played again or replaced.
         elif first in self._games:
             self._games[first] = (self._games[first][0], record.spec)
 
     def lose(self, collector: str) -> None:
-        """A collector died: its games are played again, see ``take_lost``.
-
-        Without them, long games would be missing: they are the likeliest to be lost.
-        """
+        """A collector died: its games are played again, see ``take_lost``."""
         for first, (player, spec) in self._games.items():
             if player == collector:
+                # Long games are the likeliest to be lost: without them they would be missing.
                 self._games[first] = (_NO_COLLECTOR, retry(spec))
 
     def take_lost(self, count: int, name: str = "") -> list[GameSpec]:
-        """At most ``count`` of the games to play again, oldest first; then see ``begin``.
-
-        name: of the policy that learns from them.
-        """
+        """At most ``count`` games to play again, oldest first; name: who learns from them."""
         lost = [
             spec
             for player, spec in self._games.values()
@@ -226,11 +216,9 @@ class GamesUnderWay:
         return [to_json(spec) for spec in self.specs]
 
     def load_state_dict(self, state: Iterable[dict[str, Any]]) -> None:
-        """The games that were under way when the state was taken were lost.
-
-        They may have been played again after that, before the run was resumed: the part of those
-        that begin now enters their ids.
-        """
+        """Note that the games that were under way when the state was taken were lost."""
+        # They may have been played again before the run was resumed: the part of those that begin
+        # now enters their ids.
         lost = (dataclasses.replace(from_json(GameSpec, spec), part=self._part) for spec in state)
         self.begin(_NO_COLLECTOR, map(retry, lost))
 
@@ -239,13 +227,11 @@ def retry(spec: GameSpec) -> GameSpec:
     """The game to play after ``spec`` failed or was lost: same line-up under a new id.
 
     It is ``ID~N``, in a run that was resumed ``ID~PART.N``, N being the attempt.
-
-    First the same game again, with the same seeds: most failures are not the game's fault, and long
-    games have more of them than short ones, so that other games in their place would be shorter.
-    Then, as the game may be the cause, another one. Games of a group keep the seed of the game,
-    since they must start in the same state.
     """
     attempt = int(spec.game_id.partition("~")[2].rpartition(".")[2] or 0) + 1
+    # First the same game again: most failures are not the game's fault, and long games have more of
+    # them, so that other games would be shorter. Then, as the game may be the cause, another one;
+    # but games of a group must start in the same state.
     again = attempt == 1 or spec.group_id is not None
     part = f"{spec.part}." if spec.part else ""
     return dataclasses.replace(
@@ -261,5 +247,4 @@ def same_game(spec: GameSpec) -> str:
 
 
 def _first_id(spec: GameSpec) -> str:
-    """The id of the game that ``spec`` is, repeats or replaces."""
     return spec.game_id.partition("~")[0]

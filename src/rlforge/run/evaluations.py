@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -129,16 +129,8 @@ class Evaluations:
         if not self._is_first(checkpoint, seated):
             return
         settings, before = self._config.eval, self._planned
-        specs = plan_evaluation(
-            self._pairings,
-            checkpoint.policy(),
-            settings.final_games if edge and settings.final_games else settings.games,
-            step=checkpoint.version,
-            seed=self._config.seed,
-            max_games=settings.max_games_per_checkpoint,
-            seats=[each.policy() for each in seated],
-            part=self._part,
-        )
+        games = settings.final_games if edge and settings.final_games else settings.games
+        specs = list(self._games(checkpoint, seated, games))
 
         # The learner makes its calls in order: one of an observer comes before its next update.
         measured = self._group.create_task(self._measure(checkpoint))
@@ -174,17 +166,23 @@ class Evaluations:
         self._supersede()
         checkpoint = max(seated, key=lambda one: one.version)
         if self._is_first(checkpoint, seated):
-            evaluation = OpenEvaluation(
-                self._pairings,
-                checkpoint.policy(),
-                step=checkpoint.version,
-                seed=self._config.seed,
-                max_games=self._config.eval.max_games_per_checkpoint,
-                seats=[each.policy() for each in seated],
-                part=self._part,
-            )
-            self._open.append(evaluation)
+            games = self._games(checkpoint, seated, None)
+            self._open.append(OpenEvaluation(games, checkpoint.policy(), step=checkpoint.version))
             self._more.set()
+
+    def _games(
+        self, checkpoint: Checkpoint, seated: Sequence[Checkpoint], games: int | None
+    ) -> Iterator[GameSpec]:
+        return plan_evaluation(
+            self._pairings,
+            checkpoint.policy(),
+            games,
+            step=checkpoint.version,
+            seed=self._config.seed,
+            max_games=self._config.eval.max_games_per_checkpoint,
+            seats=[each.policy() for each in seated],
+            part=self._part,
+        )
 
     def close(self) -> None:
         """Follow no further version: the last one has an evaluation of its own."""
