@@ -134,7 +134,7 @@ def test_policies_of_other_kinds_are_refused(make_core):
 
 
 def test_long_prompts_are_read_over_several_steps(make_core):
-    core = make_core(step_prompt_tokens=30, batch_prompt_tokens=20)
+    core = make_core(prompt_tokens=30)
     for index in range(6):
         core.submit((1 + index,) * 10, SamplingParams(max_tokens=9, seed=index), BASE_POLICY)
     core.step()

@@ -128,7 +128,7 @@ def test_cancelled_requests_and_loads_are_forgotten():
 
 def test_a_closed_room_takes_and_forgets_requests_and_admits_none():
     room = _room(1, (A, 1), (A, 4))
-    room.close()
+    room.closed = True
     room.add(A, _request(2))
     room.add_load(B, 3)
     room.cancel({4})
@@ -136,7 +136,7 @@ def test_a_closed_room_takes_and_forgets_requests_and_admits_none():
     assert room.place_policies([]) == []
     assert room.admit(9, 1000) == []
     assert len(room) == 2
-    room.open()
+    room.closed = False
     assert room.has_work
     room.place_policies([])
     assert _ids(room.admit(9, 1000)) == [1, 2]

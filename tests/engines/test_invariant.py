@@ -34,9 +34,8 @@ def model():
 @pytest.fixture
 def generator(make_core, model):
     def make(sequences, tokens):
-        limits = {"step_prompt_tokens": tokens, "batch_prompt_tokens": tokens}
-        limits |= {"max_sequences": sequences, "max_model_len": LONGEST}
-        return make_core(copy.deepcopy(model), 3, invariant=True, **limits)
+        limits = {"prompt_tokens": tokens, "max_model_len": LONGEST}
+        return make_core(copy.deepcopy(model), 3, sequences, invariant=True, **limits)
 
     return make
 

@@ -284,23 +284,17 @@ def test_shared_beginnings_change_no_token_and_need_room(make_core):
 @settings(max_examples=30)
 @given(st.data())
 def test_a_beginning_is_found_where_a_prompt_has_it(data):
-    shared, key = SharedBeginnings(), PolicyKey("step-1", "step-1")
+    shared = SharedBeginnings()
     stems = data.draw(
         st.lists(st.lists(st.integers(0, 2), min_size=10, max_size=40), min_size=1, max_size=12)
     )
-    kept = {}
-    for number, stem in enumerate(stems):
+    for stem in stems:
         tails = data.draw(st.lists(st.lists(st.integers(0, 2), max_size=8), min_size=2, max_size=6))
         prompts = [(*stem, *tail) for tail in tails]
         shared.learn(prompts)
-        for place, length in shared.missing(key, prompts):
-            assert length >= LEAST_SHARED
-            kept[prompts[place][:length]] = number
-            shared.put(key, prompts[place][:length], row=())
-        for prompt in prompts:
-            _, length = shared.find(key, prompt)
-            assert length < max(len(prompt), 1)
-            assert length == 0 or prompt[:length] in kept
-    assert shared.tokens <= MOST_SHARED * 48
-    shared.drop_unless(lambda key: False)
-    assert shared.tokens == 0
+        found = shared.within(prompts)
+        assert len(found) <= MOST_SHARED
+        for place, length in found:
+            assert LEAST_SHARED <= length < len(prompts[place])
+            before = [prompt for prompt in prompts[:place] if len(prompt) > length]
+            assert prompts[place][:length] not in [prompt[:length] for prompt in before]

@@ -22,9 +22,11 @@ OnEnd = Callable[[Completion | None, EngineError | None], None]
 
 @dataclass(slots=True, eq=False)
 class Caller:
-    """The callbacks of one request, which run in ``loop``: on new tokens, and at its end.
+    """The callbacks of one request, which run in ``loop``.
 
-    sent: how many tokens ``on_tokens`` has got. gone: no more callbacks are made.
+    Attributes:
+        sent: Number of tokens that ``on_tokens`` has got.
+        gone: No more callbacks are made.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -57,11 +59,10 @@ class EngineStats:
     Attributes:
         queued: Requests waiting for a place.
         running: Sequences being generated now.
-        cached_tokens: Those of ``prompt_tokens`` that were not read, because their keys and values
-            were kept.
+        cached_tokens: Prompt tokens that were not read, as their keys and values were kept.
         busy_s: Seconds in which the engine computed.
-        sequence_s: The same, of each sequence.
-        resident: Uids of the policies it holds.
+        sequence_s: The same, summed over sequences.
+        resident: Uids of the policies that it holds.
     """
 
     queued: int
@@ -105,10 +106,7 @@ class Generator(Protocol):
 
 
 class Engine(Generator, Protocol):
-    """A generator that holds policies, reports its work and can be closed.
-
-    Example: see ``rlforge.engines.transformers.TransformersEngine``.
-    """
+    """A generator that holds policies, reports its work and can be closed."""
 
     async def generate(
         self,
@@ -119,8 +117,8 @@ class Engine(Generator, Protocol):
     ) -> Completion:
         """Answer as ``Generator.generate``; ``on_tokens`` gets tokens while they are drawn.
 
-        The last tokens come with the completion only, which holds all of them. A request that is
-        repeated because its engine died starts over; with ``params.seed`` it draws the same tokens.
+        The last tokens come with the completion only. A request that is repeated because its engine
+        died starts over, with ``params.seed`` to the same tokens.
         """
 
     async def load(self, policy: PolicyRef) -> None:
@@ -137,11 +135,9 @@ class Engine(Generator, Protocol):
 
 
 class LocalEngine(Engine, Protocol):
-    """An engine of this process: takes many requests in one call, and can release its device.
+    """An engine of this process: takes many requests in one call, and can release its device."""
 
-    about: of ``engine=auto``, which engine it is, and why; empty otherwise.
-    """
-
+    #: Which engine ``engine=auto`` has chosen, and why; empty otherwise.
     about: str = ""
 
     def ask(self, questions: Iterable[Question]) -> None:
@@ -151,13 +147,10 @@ class LocalEngine(Engine, Protocol):
         """Cancel the requests of ``callers``, which get no more callbacks."""
 
     async def sleep(self) -> None:
-        """Release the device's memory until ``wake``.
-
-        Running sequences are finished first; all other requests wait.
-        """
+        """Finish running sequences, then release the device's memory until ``wake``."""
 
     async def wake(self) -> None:
-        """Continue with the requests that wait; an awake engine ignores it."""
+        """Continue with the requests that wait."""
 
 
 def check_request(
@@ -168,9 +161,8 @@ def check_request(
     max_model_len: int,
     vocab_size: int,
 ) -> int:
-    """The most tokens that the answer may have.
+    """The most tokens that the answer may have; ``max_model_len`` counts prompt and answer.
 
-    max_model_len: tokens of prompt and answer. vocab_size: ids at or above it are refused.
     Raises EngineError for a request that cannot be answered, PromptTooLongError where its prompt
     leaves no room for an answer.
 
@@ -212,7 +204,7 @@ def check_request(
 
 
 def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
-    """Ids to text without special tokens. Short answers repeat, so their texts are cached."""
+    """Ids to text without special tokens."""
 
     def decode(ids: Sequence[int]) -> str:
         text: str = tokenizer.decode(
@@ -220,5 +212,6 @@ def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
         )
         return text
 
+    # Short answers repeat.
     short = lru_cache(maxsize=4096)(decode)
     return lambda ids: short(tuple(ids)) if len(ids) <= 3 else decode(ids)

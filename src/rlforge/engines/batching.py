@@ -12,7 +12,6 @@ import logging
 import math
 import threading
 import traceback
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -41,9 +40,6 @@ log = logging.getLogger(__name__)
 class Turns:
     """A lock that threads get in the order in which they ask for it.
 
-    With ``threading.Lock`` the thread that releases it gets it again before the ones that wait for
-    it have woken up.
-
     Example:
         >>> turns = Turns()
         >>> with turns:
@@ -51,27 +47,22 @@ class Turns:
         'alone'
     """
 
+    # With ``threading.Lock`` the thread that releases it gets it again before the ones that wait
+    # for it have woken up.
     def __init__(self) -> None:
-        self._state = threading.Lock()
-        self._waiting = deque[threading.Lock]()
-        self._taken = False
+        self._changed = threading.Condition()
+        self._asked = self._served = 0
 
     def __enter__(self) -> None:
-        with self._state:
-            if not self._taken:
-                self._taken = True
-                return
-            mine = threading.Lock()
-            mine.acquire()
-            self._waiting.append(mine)
-        mine.acquire()  # until it is handed over
+        with self._changed:
+            mine = self._asked
+            self._asked += 1
+            self._changed.wait_for(lambda: self._served == mine)
 
     def __exit__(self, *error: object) -> None:
-        with self._state:
-            if self._waiting:
-                self._waiting.popleft().release()
-            else:
-                self._taken = False
+        with self._changed:
+            self._served += 1
+            self._changed.notify_all()
 
 
 _COMPUTING = Turns()
@@ -82,22 +73,18 @@ class BatchLimits:
     """Sizes of one generator.
 
     Attributes:
-        max_sequences: Generated at the same time, over all policies.
-        max_model_len: Tokens of prompt and answer.
-        step_prompt_tokens: Prompt tokens read per step, so that long prompts do not hold up running
-            answers.
-        batch_prompt_tokens: Padded tokens of the prompts of one pass.
+        max_sequences: Most sequences generated at the same time, over all policies.
+        max_model_len: Most tokens of prompt and answer.
+        prompt_tokens: Most prompt tokens read in a step, and most in one pass with its padding.
         patience_steps: Most steps to hold back requests while fewer than an eighth of the running
-            number could begin, so that more prompts are read together; 0 admits requests at once.
-        kept_tokens: Most tokens whose keys and values wait for requests that continue them, or
-            begin alike. They have the room that running rows leave of ``max_sequences`` times
-            ``max_model_len``; None: all.
+            number could begin; 0 admits requests at once.
+        kept_tokens: Most tokens whose keys and values are kept for later requests; None: as many as
+            running rows leave of ``max_sequences`` times ``max_model_len``.
     """
 
     max_sequences: int
     max_model_len: int
-    step_prompt_tokens: int = 8192
-    batch_prompt_tokens: int = 8192
+    prompt_tokens: int = 8192
     patience_steps: int = 0
     kept_tokens: int | None = None
 
@@ -105,9 +92,7 @@ class BatchLimits:
 class BatchGenerator(StepGenerator[Generation]):
     """A ``StepGenerator`` over a base model and its adapters.
 
-    decode: token ids to text. vocab_size: ids at or above it are refused. pad_id: fills up shorter
-    prompts of a batch. seed: for requests without a seed of their own. grammars: that answers can
-    keep to.
+    ``pad_id`` fills up shorter prompts of a batch; ``grammars`` are those of the tokenizer.
     """
 
     def __init__(
@@ -138,12 +123,11 @@ class BatchGenerator(StepGenerator[Generation]):
         self._kept, self._shared = KeptRows(), SharedBeginnings()
         self._resident = frozenset[PolicyKey]()
         self._stop_sets: dict[tuple[int, ...], frozenset[int]] = {}
-        self._generated = 0
         # Consecutive steps in which requests were held back although there was room.
         self._held_back = 0
 
     def _kind_of_group(self, pad_id: int) -> Callable[[], Group]:
-        """Makes batches: with a cache where the model's answers from one are exact."""
+        """A maker of batches, with a cache where the model's answers from one are exact."""
         kind: Callable[..., Group] = Group
         policies = self._policies
         narrow = predicts_the_same(policies.base)
@@ -154,8 +138,9 @@ class BatchGenerator(StepGenerator[Generation]):
                 type(policies.base).__name__,
                 problem,
             )
-            most, padded = self._limits.batch_prompt_tokens, reads_padded(policies)
-            kind = partial(WholeGroup, padded=padded, most_tokens=most)
+            kind = partial(
+                WholeGroup, padded=reads_padded(policies), most_tokens=self._limits.prompt_tokens
+            )
         return partial(
             kind,
             policies,
@@ -182,7 +167,6 @@ class BatchGenerator(StepGenerator[Generation]):
             group.drop(gone)
 
     def drawn(self, ids: Collection[int]) -> Mapping[int, Sequence[int]]:
-        """Tokens so far of the running requests among ``ids``, in the order of their rows."""
         return {
             generation.id: generation.token_ids
             for group in self._groups.values()
@@ -191,15 +175,6 @@ class BatchGenerator(StepGenerator[Generation]):
         }
 
     # ------------------------------------------------------------ state
-
-    @property
-    def progress(self) -> int:
-        """Grows with every token read or generated, and with every request that ends."""
-        return super().progress + self._prompt_tokens
-
-    @property
-    def _generated_tokens(self) -> int:
-        return self._generated
 
     def _generates(self) -> bool:
         return bool(self._groups)
@@ -210,36 +185,28 @@ class BatchGenerator(StepGenerator[Generation]):
     # ------------------------------------------------------------ stepping
 
     def step(self) -> list[Answer]:
-        """Step as ``StepGenerator.step``; generators of one process compute one after the other.
-
-        Passes switch settings of the whole process (``rlforge.models.products``,
-        ``rlforge.engines.invariant``).
-        """
+        # Generators of one process take turns: a pass switches settings of the whole process
+        # (``rlforge.models.products``, ``rlforge.engines.invariant``).
         with _COMPUTING:
             return super().step()
 
     def _compute(self) -> list[Answer]:
-        """Loads policies, draws a token for all that run, reads new prompts; returns what ended.
+        """Load policies, draw a token for all that run, read new prompts; returns what ended.
 
         A failing forward pass ends its own requests with EngineError and no others; so does a row
-        of logits that are NaN or infinite. An error that says that the device is lost is raised:
-        nothing can be computed any more.
+        of logits that are NaN or infinite. An error that says that the device is lost is raised.
         """
         running = {g.key for group in self._groups.values() for g in group.running}
         answers = self._waiting.place_policies(running)
         if (resident := frozenset(self._policies.resident)) != self._resident:
             self._resident = resident
             self._kept.drop_unless(self._policies.is_resident)
-            self._shared.drop_unless(self._policies.is_resident)
         joining: dict[PolicyKey | None, list[Generation]] = {}
         for key, generations in self._admit().items():
             if key not in running:
                 self._policies.use(key)
             joining.setdefault(self._policies.batch_of(key), []).extend(generations)
-        room = self._room_to_keep(joining)
-        self._kept.shrink(room)
-        if room < 0:
-            self._shared.clear()
+        self._kept.shrink(self._room_to_keep(joining))
         with torch.inference_mode():
             for group in self._groups.values():
                 answers += self._run(group.running, group.step)
@@ -254,27 +221,26 @@ class BatchGenerator(StepGenerator[Generation]):
         return answers
 
     def sleep(self) -> None:
-        """Moves all weights to the host; caches of running requests are already freed."""
-        self._forget_rows()
+        # Caches of running requests are already freed.
+        self._kept.clear()
         self._policies.move_to(torch.device("cpu"))
 
     def wake(self) -> None:
-        """Moves the weights back, and begins requests again."""
         self._policies.move_to(self._device)
-        self._waiting.open()
+        self._waiting.closed = False
 
     def close(self) -> None:
-        """Forgets models and caches."""
         self._groups = {}
-        self._forget_rows()
+        self._kept.clear()
 
     def _admit(self) -> dict[PolicyKey, list[Generation]]:
-        """Takes waiting requests, oldest first, while there is room for them in this step."""
+        """The waiting requests, oldest first, for which there is room in this step."""
         running = self._running()
         room = self._limits.max_sequences - running
         could_begin = min(room, len(self._waiting))
         if could_begin == 0:
             return {}
+        # More prompts are read together a little later.
         if 8 * could_begin < running and self._held_back < self._limits.patience_steps:
             self._held_back += 1
             return {}
@@ -283,24 +249,22 @@ class BatchGenerator(StepGenerator[Generation]):
         prompts = set[tuple[PolicyKey, tuple[int, ...]]]()
 
         def to_read(key: PolicyKey, generation: Generation) -> int:
-            """Gives a request what is kept of its prompt; returns how many tokens it reads."""
+            """Give a request what is kept of its prompt; returns how many tokens it reads."""
             generation.row, generation.known = self._kept.take(key, generation.prompt)
-            row, known = self._shared.find(key, generation.prompt)
-            if known > generation.known:
-                generation.row, generation.known = row, known
             before = len(prompts)
             prompts.add((key, generation.prompt))
             return generation.unread if len(prompts) > before else 0
 
-        for key, generation in self._waiting.admit(room, self._limits.step_prompt_tokens, to_read):
+        # No more, so that long prompts do not hold up running answers.
+        for key, generation in self._waiting.admit(room, self._limits.prompt_tokens, to_read):
             admitted.setdefault(key, []).append(generation)
         return admitted
 
     def _prompt_batches(self, generations: list[Generation]) -> Iterator[list[Generation]]:
         """Batches of prompts with similar numbers of tokens to read; equal ones count once.
 
-        Each is within ``batch_prompt_tokens``, padding and known tokens included, and no more than
-        half of what it reads is padding.
+        Each is within ``limits.prompt_tokens``, padding and known tokens included, and at most half
+        of what it reads is padding.
         """
         alike: dict[Prompt, list[Generation]] = {}
         for generation in generations:
@@ -311,7 +275,7 @@ class BatchGenerator(StepGenerator[Generation]):
         for each in sorted(alike, key=lambda each: (unread[each], len(each[1]))):
             width, length = unread[each], len(each[1])
             longest = max(longest, length)
-            too_large = (rows + 1) * longest > self._limits.batch_prompt_tokens
+            too_large = (rows + 1) * longest > self._limits.prompt_tokens
             if batch and (too_large or (rows + 1) * width > 2 * (read + width)):
                 yield batch
                 batch, rows, read, longest = [], 0, 0, length
@@ -332,29 +296,32 @@ class BatchGenerator(StepGenerator[Generation]):
             room -= len(joining[key]) * max(len(g.prompt) for g in joining[key])
         if limits.kept_tokens is not None:
             room = min(room, limits.kept_tokens)
-        return room - self._shared.tokens
+        return room
 
     def _share(self, prompts: Mapping[Prompt, int], cache: Cache) -> None:
-        """Keeps what the prompts that were just read have in common, and those read for several.
+        """Keep what the prompts that were just read have in common, and those of several requests.
 
-        prompts: in the order of their rows, with how many requests have each.
+        ``prompts`` are in the order of their rows, with the number of requests for each.
         """
         self._shared.learn(list(dict.fromkeys(prompt for _, prompt in prompts)))
+        shared: list[tuple[int, int]] = []
         for key in dict.fromkeys(key for key, _ in prompts):
-            read = [prompt if reader == key else () for reader, prompt in prompts]
-            for place, length in self._shared.missing(key, read):
-                if (row := self._copied(cache, place, len(read[place]), length)) is not None:
-                    self._shared.put(key, read[place][:length], row)
-        for place, ((key, prompt), requests) in enumerate(prompts.items()):
-            # The last token is read again, for its logits.
-            known = prompt[:-1]
-            if requests == 1 or len(known) < LEAST_SHARED or self._kept.has(key, known):
+            shared += self._shared.within([p if reader == key else () for reader, p in prompts])
+        shared += [
+            (place, len(prompt) - 1)  # the last token is read again, for its logits
+            for place, ((_, prompt), requests) in enumerate(prompts.items())
+            if requests > 1 and len(prompt) > LEAST_SHARED
+        ]
+        order = list(prompts)
+        for place, length in shared:
+            key, prompt = order[place]
+            if self._kept.has(key, prompt[:length]):
                 continue
-            if (row := self._copied(cache, place, len(prompt), len(known))) is not None:
-                self._kept.put(key, known, row, copies=math.inf)
+            if (row := self._copied(cache, place, len(prompt), length)) is not None:
+                self._kept.put(key, prompt[:length], row, copies=math.inf)
 
     def _copied(self, cache: Cache, row: int, length: int, first: int) -> Row | None:
-        """The first positions of a row of that length, where there is room to keep them."""
+        """The first positions of a row of ``length``, where there is room to keep them."""
         room = self._room_to_keep({}) - first
         if room < 0:
             return None
@@ -364,14 +331,9 @@ class BatchGenerator(StepGenerator[Generation]):
         return None
 
     def _keep(self, generation: Generation, cache: Cache, row: int) -> None:
-        """Keeps what ``cache`` has of an answered request, if there is room for it."""
         tokens = generation.prompt + tuple(generation.token_ids[:-1])  # the last was never read
         if (kept := self._copied(cache, row, len(tokens), len(tokens))) is not None:
             self._kept.put(generation.key, tokens, kept)
-
-    def _forget_rows(self) -> None:
-        self._kept.clear()
-        self._shared.clear()
 
     def _run(
         self, generations: Sequence[Generation], forward: Callable[[], list[Generation]]
@@ -384,12 +346,12 @@ class BatchGenerator(StepGenerator[Generation]):
                 raise
             # A caller that keeps the error must not keep keys, values and logits alive with it.
             traceback.clear_frames(error.__traceback__)
-            self._forget_rows()
+            self._kept.clear()
             for group in self._groups.values():
                 group.drop({g.id for g in generations})
             reason = f"generation failed: {type(error).__name__}: {error}"
             return [Answer(id=g.id, error=_caused(EngineError(reason), error)) for g in generations]
-        self._generated += len(generations)
+        self._generated_tokens += len(generations)
         return [self._answer(generation) for generation in ended]
 
     def _answer(self, generation: Generation) -> Answer:

@@ -1,17 +1,11 @@
 """Keys and values of running sequences, and the attention of one new token over them.
 
-Sequences of one batch are aligned at their ends: shorter ones have unused positions on their left,
-which the attention mask hides. Distances within a sequence are then true distances, so
-sliding-window layers see the window they were trained with.
+Sequences of one batch are aligned at their ends; the attention mask hides the unused positions of
+shorter ones. So sliding-window layers see true distances.
 
-Each layer has a buffer larger than the part in use, and shows a window of it: the first rows, and
-the positions up to the token read last. New rows are written into the buffer, in the places of rows
-that left, so that all rows are copied only when the buffer is too small.
-
-Grouped-query attention (Ainslie et al. 2023, "GQA") lets several query heads read the same keys and
-values. Under a mask transformers repeats these for every head. A new token is one query position,
-so the heads of a group can take the place of query positions: they see the same keys and the same
-mask, and nothing is repeated (``grouped_attention``).
+Each layer shows a window of a larger buffer: the first rows, and the positions up to the token read
+last. New rows take the places of rows that left, so that all are copied only when the buffer is too
+small.
 """
 
 from __future__ import annotations
@@ -34,9 +28,9 @@ _GROUPED = "rlforge_grouped"
 class RowLayer(DynamicLayer):  # type: ignore[misc]
     """One layer's keys and values, [rows, heads, length, head_dim] each: a window of its buffer.
 
-    transformers' own layer copies everything for every token; this one writes into spare positions,
-    and makes a new buffer, longer by a quarter, when they are used up. Positions out of a sliding
-    window are kept: the model's mask hides them, and rows stay aligned.
+    transformers' own layer copies everything for every token; this one writes into spare positions.
+    Positions out of a sliding window are kept, so that rows stay aligned; the model's mask hides
+    them.
     """
 
     keys: Tensor
@@ -63,7 +57,7 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]
         return self.keys, self.values
 
     def begin(self, keys: Tensor, values: Tensor, stop: int) -> None:
-        """Takes buffers for all rows, whose first ``stop`` positions are in use."""
+        """Take buffers whose first ``stop`` positions are in use."""
         self.lazy_initialization(keys, values)
         self.buffers, self._stop = (keys, values), stop
         self.show(keys.shape[0], stop)
@@ -74,18 +68,15 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]
         return int(self.buffers[0].shape[0])
 
     def show(self, rows: int, length: int) -> None:
-        """Puts the first ``rows`` and the last ``length`` positions in use."""
+        """Put the first ``rows`` and the last ``length`` positions in use."""
         window = slice(self._stop - length, self._stop)
         self.keys, self.values = (buffer[:rows, :, window] for buffer in self.buffers)
 
     def reserve(self, rows: int, length: int, most_rows: int) -> None:
-        """Grows the buffer to ``rows`` of ``length``; the part in use stays as it is.
-
-        New buffers have an eighth more rows, up to ``most_rows``, so that a batch which grows row
-        by row is seldom copied.
-        """
+        """Grow the buffer to ``rows`` of ``length``; the part in use stays as it is."""
         used_rows, used = self.keys.shape[0], self.keys.shape[-2]
         if rows > self.buffer_rows or length > self._stop:
+            # An eighth more: a batch which grows row by row is seldom copied.
             spacious = max(rows, self.buffer_rows, min(rows + rows // 8, most_rows))
             self.resize(spacious, max(length, used))
         # Hidden positions are multiplied by weight zero and must be finite.
@@ -93,9 +84,9 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]
             buffer[:used_rows, :, self._stop - max(length, used) : self._stop - used] = 0
 
     def write(self, rows: Tensor, keys: Tensor, values: Tensor, window: int) -> None:
-        """Puts ``keys`` and ``values`` into ``rows`` of the buffer, ends aligned.
+        """Put ``keys`` and ``values`` into ``rows`` of the buffer, ends aligned.
 
-        window: positions that will be in use; those before the new ones become zero.
+        Positions of the last ``window`` before the new ones become zero.
         """
         start, middle = self._stop - window, self._stop - keys.shape[-2]
         for buffer, new in zip(self.buffers, (keys, values), strict=True):
@@ -103,22 +94,20 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]
             buffer[:, :, middle : self._stop].index_copy_(0, rows, new)
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
-        """Copies rows in use over others."""
+        """Copy rows in use over others."""
         for held in (self.keys, self.values):
             held.index_copy_(0, targets, held[sources])
 
     def shrink(self) -> None:
-        """Takes a smaller buffer when more than a fifth of the rows is not in use."""
+        """Take a smaller buffer when more than a fifth of the rows is not in use."""
         rows = self.keys.shape[0]
         if self.buffer_rows > rows + rows // 4:
             self.resize(rows, self.keys.shape[-2])
 
     def resize(self, rows: int, stop: int, spare: int = 0) -> None:
-        """Copies the part in use to a new buffer, where it ends at ``stop``.
-
-        The buffer has ``spare`` positions after that, and a quarter more.
-        """
+        """Copy the part in use to a new buffer, which has it up to ``stop`` and ``spare`` more."""
         used_rows, used = self.keys.shape[0], self.keys.shape[-2]
+        # A quarter more, so that tokens are seldom copied.
         length = (stop + spare) + (stop + spare) // 4 + 16
         buffers = []
         for held in (self.keys, self.values):
@@ -130,7 +119,7 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]
 
 
 def new_cache() -> Cache:
-    """An empty cache for one batch; layers appear at the first forward pass."""
+    """Make an empty cache, whose layers appear at the first forward pass."""
     return Cache(layer_class_to_replicate=RowLayer)
 
 
@@ -139,7 +128,7 @@ Row = Sequence[tuple[Tensor, Tensor]]
 
 
 def copy_row(cache: Cache, row: int, length: int, first: int | None = None) -> Row:
-    """The last ``length`` positions of ``row``, in memory of their own; the ``first`` of these."""
+    """Copy the last ``length`` positions of ``row``, or the ``first`` of these."""
     stop = None if first in (None, length) else first - length
     return [
         (layer.keys[row, :, -length:stop].clone(), layer.values[row, :, -length:stop].clone())
@@ -148,9 +137,9 @@ def copy_row(cache: Cache, row: int, length: int, first: int | None = None) -> R
 
 
 def cache_of(rows: Sequence[tuple[Row, int]], spare: int) -> Cache:
-    """A cache with a row for each of ``rows``, of which it holds the first so many positions.
+    """Make a cache with a row for each of ``rows``, of which it holds the first so many positions.
 
-    At least one row has positions. spare: positions that the next pass adds.
+    At least one row has positions; ``spare`` positions are added by the next pass.
     """
     cache, width = new_cache(), max(length for _, length in rows)
     first = next(row for row, length in rows if length)
@@ -178,7 +167,7 @@ def cache_of(rows: Sequence[tuple[Row, int]], spare: int) -> Cache:
 
 
 def trim(cache: Cache, length: int) -> None:
-    """Drops all but the last ``length`` positions."""
+    """Drop all but the last ``length`` positions."""
     for layer in cache.layers:
         layer.show(layer.keys.shape[0], length)
 
@@ -192,11 +181,15 @@ def join_rows(
     length: int,
     most_rows: int,
 ) -> None:
-    """Puts the rows ``taken`` of ``other``, their last ``length`` positions, at ``places``.
+    """Put rows of another cache into this one; rows in use are intact even after a failure.
 
-    The places are unused rows of ``cache``, or follow its last one. other: may be ``cache``.
-    most_rows: most rows that the batch can ever have. Rows in use are intact at every moment, also
-    after a failure half-way.
+    Args:
+        cache: The cache to change.
+        other: The cache that has the rows; it may be the same.
+        taken: Rows of ``other``.
+        places: Unused rows of ``cache``, or those after its last one.
+        length: How many of the last positions to put there.
+        most_rows: Most rows that the batch can ever have.
     """
     layers = list(zip(cache.layers, other.layers, strict=True))
     rows = max(layers[0][0].keys.shape[0], max(places) + 1)
@@ -213,10 +206,9 @@ def join_rows(
 
 
 def keep_rows(cache: Cache, rows: Sequence[int]) -> list[int]:
-    """Keeps ``rows`` and drops all others; returns the new order, as indices of old rows.
+    """Keep ``rows`` and drop all others; returns the new order, as indices of old rows.
 
-    Only rows after the first ``len(rows)`` move. Kept rows are intact at every moment, also after a
-    failure half-way.
+    Kept rows are intact even after a failure. Only those after the first ``len(rows)`` move.
     """
     count, kept = len(rows), set(rows)
     holes = [row for row in range(count) if row not in kept]
@@ -234,7 +226,7 @@ def keep_rows(cache: Cache, rows: Sequence[int]) -> list[int]:
 
 
 def shrink(cache: Cache) -> None:
-    """Frees the rows that are no longer in use, once they are more than a fifth."""
+    """Free the rows that are no longer in use, once they are more than a fifth."""
     for layer in cache.layers:
         layer.shrink()
 
@@ -244,10 +236,7 @@ def _index(cache: Cache, rows: Sequence[int]) -> Tensor:
 
 
 def share_keys(model: Any) -> None:
-    """Makes ``model`` use ``grouped_attention`` if it uses torch's own attention ("sdpa").
-
-    Answers stay the same. Models with another attention keep it.
-    """
+    """Let ``model`` use ``grouped_attention`` if it uses torch's own attention ("sdpa")."""
     if model.config._attn_implementation == "sdpa":
         model.set_attn_implementation(_GROUPED)
 
@@ -262,9 +251,8 @@ def grouped_attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention function: query [B, H, T, D], key and value [B, G, L, D].
 
-    attention_mask: [B, 1, T, L], true (or 0) where a key is seen; None to see all. Returns
-    [B, T, H, D]. Several new tokens, masks per head and position biases go to transformers' own
-    function.
+    attention_mask [B, 1, T, L] is true (or 0) where a key is seen; None to see all. Returns
+    [B, T, H, D].
     """
     batch, heads, positions, _ = query.shape
     groups = key.shape[1]
@@ -274,6 +262,9 @@ def grouped_attention(
             module, query, key, value, attention_mask, **options
         )
         return result
+    # Several query heads read the same keys (Ainslie et al. 2023, "GQA"). Under a mask transformers
+    # repeats these for every head. The heads of a group see the same keys and mask, so with one new
+    # token they take the place of query positions.
     out = scaled_dot_product_attention(
         query.view(batch, groups, heads // groups, -1),
         key,

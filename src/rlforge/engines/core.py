@@ -1,7 +1,6 @@
 """The core of an engine: requests that wait for their policy version, and the steps that answer.
 
-``StepGenerator`` is continuous batching without threads. Its subclasses compute:
-``batching.BatchGenerator`` with transformers, ``vllm.VllmGenerator`` with vLLM.
+``batching.BatchGenerator`` computes with transformers, ``vllm.VllmGenerator`` with vLLM.
 """
 
 from __future__ import annotations
@@ -25,10 +24,12 @@ from rlforge.types import Completion, FinishReason, PolicyRef, SamplingParams
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class EngineRequest:
-    """A request of ``generate``. ids grow in order of arrival.
+    """A request of ``generate``.
 
-    seed: for drawing its tokens. limit: most tokens of the answer, the smaller of max_tokens and
-    max_model_len - len(prompt).
+    Attributes:
+        id: Grows in order of arrival.
+        seed: Draws its tokens.
+        limit: Most tokens of the answer.
     """
 
     id: int
@@ -45,8 +46,7 @@ R = TypeVar("R", bound=EngineRequest)
 class WaitingRoom(Generic[R]):
     """Waiting requests and loads by policy version; first come, first served.
 
-    One thread calls its methods; any thread may call ``len`` (the number of waiting requests).
-    While the room is closed, requests can be added but are not admitted.
+    One thread calls its methods; any thread may call ``len``, the number of waiting requests.
     """
 
     def __init__(self, versions: Versions[Any]) -> None:
@@ -54,7 +54,8 @@ class WaitingRoom(Generic[R]):
         self._requests: dict[PolicyKey, deque[R]] = {}
         self._loads: dict[PolicyKey, list[int]] = {}
         self._leaving: set[PolicyKey] = set()
-        self._closed = False
+        #: Whether requests can be added, and none is admitted.
+        self.closed = False
 
     def __len__(self) -> int:
         return sum(len(queue) for queue in list(self._requests.values()))
@@ -62,39 +63,30 @@ class WaitingRoom(Generic[R]):
     @property
     def has_work(self) -> bool:
         """Whether a request or a load waits that may be admitted."""
-        return not self._closed and bool(self._requests or self._loads)
-
-    def close(self) -> None:
-        """Admits nothing until ``open``."""
-        self._closed = True
-
-    def open(self) -> None:
-        """Admits requests again."""
-        self._closed = False
+        return not self.closed and bool(self._requests or self._loads)
 
     def add(self, key: PolicyKey, request: R) -> None:
-        """Queues ``request`` until ``key`` is resident."""
+        """Queue ``request`` until ``key`` is resident."""
         self._requests.setdefault(key, deque()).append(request)
 
     def add_load(self, key: PolicyKey, ticket: int) -> None:
-        """Queues the load of ``key``; ``ticket`` is answered once it is resident."""
+        """Queue the load of ``key``; ``ticket`` is answered once it is resident."""
         self._loads.setdefault(key, []).append(ticket)
 
     def cancel(self, gone: Collection[int]) -> None:
-        """Forgets requests and loads by id."""
+        """Forget requests and loads by id."""
         queues = {k: deque(r for r in q if r.id not in gone) for k, q in self._requests.items()}
         self._requests = {key: queue for key, queue in queues.items() if queue}
         loads = {k: [i for i in ids if i not in gone] for k, ids in self._loads.items()}
         self._loads = {key: ids for key, ids in loads.items() if ids}
 
     def place_policies(self, running: Collection[PolicyKey]) -> list[Answer]:
-        """Makes the policies of waiting requests and loads resident, in order of arrival.
+        """Make the policies of waiting requests and loads resident, in order of arrival.
 
-        Where every place is in use, the least recently used version gets no new requests until its
-        ``running`` ones are done; then it is replaced. So no policy waits for ever. Returns the
-        loads that are done, and the requests that end because their policy does not load.
+        Returns the loads that are done, and the requests that end because their policy does not
+        load. ``running`` are the versions that cannot be replaced now.
         """
-        if self._closed:
+        if self.closed:
             return []
         asked = {key: tickets[0] for key, tickets in self._loads.items()}
         for key, queue in self._requests.items():
@@ -105,6 +97,8 @@ class WaitingRoom(Generic[R]):
         for key in sorted(asked, key=lambda k: asked[k]):
             try:
                 if not self._versions.load(key, busy):
+                    # The least recently used version gets no new requests, so that its running ones
+                    # end and no policy waits for ever.
                     in_use = [k for k in self._versions.resident if k in running]
                     leaving += [k for k in in_use if k not in leaving][:1]
                     continue
@@ -125,12 +119,12 @@ class WaitingRoom(Generic[R]):
         prompt_tokens: int,
         count: Callable[[PolicyKey, R], int] = lambda key, request: len(request.prompt),
     ) -> list[tuple[PolicyKey, R]]:
-        """Takes requests of resident policies, oldest first.
+        """Take up to ``room`` requests of resident policies, oldest first.
 
-        Stops after ``room`` requests, or once ``prompt_tokens`` are to be read in all; ``count`` is
-        called once for each request that is taken, and says how many it has to read.
+        Stops once ``prompt_tokens`` are to be read in all; ``count``, called once for each request
+        that is taken, says how many it has to read.
         """
-        if self._closed:
+        if self.closed:
             return []
         ready = {
             key: queue
@@ -154,8 +148,12 @@ class StepGenerator(ABC, Generic[R]):
 
     One thread makes all calls but ``stats`` and ``take_busy_spans``, which any thread may make.
 
-    decode: token ids to text. max_model_len: tokens of prompt and answer. vocab_size: ids at or
-    above it are refused. seed: for requests without a seed of their own.
+    Args:
+        versions: The policies that it holds.
+        decode: Token ids to text.
+        max_model_len: Most tokens of prompt and answer.
+        vocab_size: Ids at or above it are refused.
+        seed: Draws those of requests without one.
     """
 
     #: Seeds of requests are taken modulo this.
@@ -175,13 +173,14 @@ class StepGenerator(ABC, Generic[R]):
         self._decode, self._max_model_len, self._vocab_size = decode, max_model_len, vocab_size
         self._seeds = np.random.default_rng(seed)
         self._ids = itertools.count(1)
-        self._requests = self._prompt_tokens = self._cached_tokens = self._ended = 0
+        self._requests = self._ended = 0
+        self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
         self._busy_s, self._sequence_s, self._work = 0.0, 0.0, WorkLog()
 
     # ------------------------------------------------------------ requests
 
     def submit(self, prompt: Sequence[int], params: SamplingParams, policy: PolicyRef) -> int:
-        """Queues a request and returns its id. Raises EngineError when it cannot be answered."""
+        """Queue a request and return its id. Raises EngineError when it cannot be answered."""
         limit = check_request(
             prompt, params, policy, max_model_len=self._max_model_len, vocab_size=self._vocab_size
         )
@@ -199,13 +198,13 @@ class StepGenerator(ABC, Generic[R]):
         return request.id
 
     def load(self, policy: PolicyRef) -> int:
-        """Queues the loading of ``policy`` and returns the id of its answer."""
+        """Queue the loading of ``policy`` and return the id of its answer."""
         ticket = next(self._ids)
         self._waiting.add_load(PolicyKey.of(policy), ticket)
         return ticket
 
     def cancel(self, ids: Iterable[int]) -> None:
-        """Forgets requests: they get no answer and take no more room."""
+        """Forget requests: they get no answer and take no more room."""
         gone = set(ids)
         self._waiting.cancel(gone)
         self._drop(gone)
@@ -223,8 +222,8 @@ class StepGenerator(ABC, Generic[R]):
 
     @property
     def progress(self) -> int:
-        """Grows with every token generated and with every request that ends."""
-        return self._ended + self._generated_tokens
+        """Number that grows with every token read or generated, and every request that ends."""
+        return self._ended + self._prompt_tokens + self._generated_tokens
 
     def stats(self) -> EngineStats:
         """Counters since the start, and the load now."""
@@ -247,10 +246,9 @@ class StepGenerator(ABC, Generic[R]):
     # ------------------------------------------------------------ stepping
 
     def step(self) -> list[Answer]:
-        """One round: load policies, begin requests, draw a token for all that run.
+        """Load policies, begin requests, draw a token for all that run; returns what ended.
 
-        Returns what ended. A policy that does not load ends its requests with EngineError. An
-        exception means that the engine cannot go on.
+        An exception means that the engine cannot go on.
         """
         started = time.time()
         answers = self._compute()
@@ -262,20 +260,20 @@ class StepGenerator(ABC, Generic[R]):
         return answers
 
     def drain(self) -> None:
-        """Begins no request until ``wake``; running ones go on, and ``has_work`` counts them."""
-        self._waiting.close()
+        """Begin no request until ``wake``; running ones go on, and ``has_work`` counts them."""
+        self._waiting.closed = True
 
     @abstractmethod
     def sleep(self) -> None:
-        """Releases the device's memory; called after ``drain``, without work."""
+        """Release the device's memory; called after ``drain``, without work."""
 
     @abstractmethod
     def wake(self) -> None:
-        """Undoes ``drain`` and ``sleep``."""
+        """Undo ``drain`` and ``sleep``."""
 
     @abstractmethod
     def close(self) -> None:
-        """Releases all it holds; called once, after the last step."""
+        """Release all it holds; called once, after the last step."""
 
     # ------------------------------------------------------------ for subclasses
 
@@ -285,7 +283,7 @@ class StepGenerator(ABC, Generic[R]):
 
     @abstractmethod
     def _drop(self, gone: set[int]) -> None:
-        """Forgets running requests."""
+        """Forget running requests."""
 
     @abstractmethod
     def _generates(self) -> bool:
@@ -295,14 +293,9 @@ class StepGenerator(ABC, Generic[R]):
     def _running(self) -> int:
         """How many requests are running."""
 
-    @property
-    @abstractmethod
-    def _generated_tokens(self) -> int:
-        """Tokens generated since the start."""
-
     @abstractmethod
     def _compute(self) -> list[Answer]:
-        """Take a step without the accounting."""
+        """Take a step, and count tokens."""
 
     def _completed(
         self,

@@ -1,8 +1,7 @@
 """Answers that keep to a grammar: which tokens may come next.
 
-Grammars are in the Lark dialect of the library llguidance, in which JSON schemas are terms. A token
-with which no answer of the grammar continues has no probability, and log-probs are of the
-distribution over the others.
+Grammars are in the Lark dialect of llguidance, in which JSON schemas are terms. Log-probs are of
+the distribution over the tokens with which an answer of the grammar continues.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from rlforge.errors import EngineError
 if TYPE_CHECKING:  # imported at the first grammar: most runs have none
     from llguidance import LLMatcher, LLTokenizer
 
-#: White space of ``json.dumps``, which models have seen most.
+# White space of ``json.dumps``, which models have seen most.
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 def json_term(schema: Mapping[str, Any]) -> str:
-    """A term of a grammar: JSON of ``schema``, with the white space of ``json.dumps``."""
+    """A term of a grammar: JSON of ``schema``."""
     return f"%json {json.dumps({**schema, 'x-guidance': _JSON_STYLE})}"
 
 
@@ -46,7 +45,7 @@ def grammar_of(schema: Mapping[str, Any] | None) -> str | None:
 
 @lru_cache(maxsize=64)
 def check_grammar(grammar: str) -> None:
-    """Raises ValueError with the reason where llguidance cannot read ``grammar``.
+    """Raise ValueError where llguidance cannot read ``grammar``.
 
     Example:
         >>> check_grammar(json_grammar({"type": "colour"}))
@@ -61,9 +60,9 @@ def check_grammar(grammar: str) -> None:
 
 
 class Grammars:
-    """The grammars of one tokenizer, compiled at their first use.
+    """The grammars of a Hugging Face tokenizer, compiled at their first use.
 
-    tokenizer: a Hugging Face one of the library tokenizers. vocab_size: number of logits.
+    ``vocab_size`` is the number of logits.
 
     Example:
         >>> from rlforge.models.tiny.vocabulary import build_tokenizer
@@ -82,9 +81,8 @@ class Grammars:
     def begin(self, grammar: str, stop_token_ids: Collection[int]) -> GrammarState:
         """The state before the first token of an answer.
 
-        It ends with a stop token, one without a text of its own where there is one; without stop
-        tokens with the tokenizer's end of text, or where nothing can follow. Raises EngineError
-        where llguidance cannot read the grammar or the tokenizer.
+        Without stop tokens it ends with the tokenizer's end of text, or where nothing can follow.
+        Raises EngineError where llguidance cannot read the grammar or the tokenizer.
         """
         matcher = self._compiled(grammar, tuple(stop_token_ids)).deep_copy()
         return GrammarState(matcher, self._vocab_size)
@@ -102,6 +100,7 @@ class Grammars:
     def _with_stops(self, stops: tuple[int, ...]) -> LLTokenizer:
         from llguidance.hf import from_tokenizer
 
+        # Stop tokens with a text of their own may stand within an answer.
         special = [token for token in stops if token in self._tokenizer.all_special_ids]
         try:
             return from_tokenizer(
@@ -145,7 +144,7 @@ class GrammarState:
 
 
 def _reason(message: str) -> str:
-    """The message of llguidance, in one line and without the place in the grammar."""
+    """The message of llguidance in one line, without the place in the grammar."""
     text = message.partition("\n   1 |")[0].partition("<state>")[0]
     if text.startswith("at "):
         text = text.partition("): ")[2]

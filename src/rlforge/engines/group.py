@@ -30,10 +30,9 @@ class Generation(EngineRequest):
     """A running request and its answer so far; it is over when ``finish_reason`` is set.
 
     Attributes:
-        key: Key of its policy's weights.
-        row: Until its prompt is read, the keys and values of the first ``known`` tokens of the
-            prompt.
-        state: State of the answer in its grammar.
+        key: Names its policy's weights.
+        row: Keys and values of the first ``known`` tokens of the prompt, until it is read.
+        state: Place of the answer in its grammar.
         failure: Why it ended with an error.
     """
 
@@ -59,10 +58,7 @@ class Generation(EngineRequest):
         return len(self.prompt) - self.known
 
     def append(self, token: int, logprob: float) -> None:
-        """Appends a token; a stop token, the end of the grammar or the limit ends the answer.
-
-        So does a NaN, with an error.
-        """
+        """Append a token, which may end the answer; a NaN ends it with an error."""
         if self.finish_reason is not None:  # its grammar failed
             return
         self.token_ids.append(token)
@@ -89,7 +85,7 @@ class Generation(EngineRequest):
             self.finish_reason = "length"
 
     def fail(self, reason: str) -> None:
-        """Ends the answer with an error."""
+        """End the answer with an error."""
         self.finish_reason, self.failure = "error", reason
 
 
@@ -102,12 +98,16 @@ class Group:
 
     Generations of one policy whose tokens are equal so far are one row of the batch, and part when
     they draw different tokens. Rows without a generation stay in the cache until others take their
-    places, or until they are more than an eighth of it. policies: compute the rows, which are of
-    one version or of those that share a batch. max_rows: most sequences of the engine. narrow: the
-    last layer computes only the last position of each prompt (``rlforge.models.last_layer``). keep:
-    called with a generation that is over and asked to be kept, its cache and its row there. share:
-    called with the prompts that were just read, by version, how many generations have each, and
-    their cache.
+    places, or until they are more than an eighth of it.
+
+    Args:
+        policies: Compute the rows, which are of one version or of several that share a batch.
+        pad_id: Fills up shorter prompts.
+        max_rows: Most sequences of the engine.
+        narrow: The last layer computes only the last position of each prompt
+            (``rlforge.models.last_layer``).
+        keep: Called with a generation that is over and asked to be kept, its cache and its row.
+        share: Called with the number of generations of each prompt just read, and their cache.
     """
 
     def __init__(
@@ -140,22 +140,21 @@ class Group:
         return (len(self._rows) + len(joining)) * max([width, *(len(g.prompt) for g in joining)])
 
     def drop(self, ids: set[int]) -> None:
-        """Forgets cancelled generations."""
+        """Forget cancelled generations."""
         self._rows = [[g for g in row if g.id not in ids] for row in self._rows]
 
     def prefill(self, joining: Sequence[Generation]) -> list[Generation]:
-        """Reads the prompts of ``joining`` as one batch and draws the first token of each.
+        """Read the prompts of ``joining`` as one batch and draw the first token of each.
 
-        Equal prompts of a version are read once. All read as many tokens as the one with most
-        ``unread`` ones: of what others know, the last tokens are read again, in the place of
-        padding. So every row ends where the batch ends. Returns those that are over after it; the
-        others keep running.
+        Equal prompts of a version are read once. Returns the generations that are over after it.
         """
         alike: dict[Prompt, list[Generation]] = {}
         for generation in joining:
             alike.setdefault((generation.key, generation.prompt), []).append(generation)
         rows = list(alike.values())
         readers = [max(row, key=lambda g: g.known) for row in rows]
+        # All read as many tokens as the one that knows least; of what others know, the last tokens
+        # are read again in the place of padding. So every row ends where the batch ends.
         width = max(g.unread for g in readers)
         ids = np.full((len(readers), width), self._pad_id, dtype=np.int64)
         for tokens, reader in zip(ids, readers, strict=True):
@@ -179,7 +178,7 @@ class Group:
         return self._part(rows, cache)
 
     def step(self) -> list[Generation]:
-        """Draws the next token of every running generation; returns those that are over."""
+        """Draw the next token of every running generation; returns those that are over."""
         self._compact()
         if self._cache is None:
             return []
@@ -190,10 +189,9 @@ class Group:
         return self._part(self._rows, self._cache)
 
     def _part(self, rows: Sequence[Sequence[Generation]], cache: Cache) -> list[Generation]:
-        """Places generations by the token that each has drawn; returns those that are over.
+        """Place the rows of ``cache`` by the token each generation has drawn; returns what is over.
 
-        rows: the generations of each row of ``cache``, which is that of the batch, or joins it.
-        What those that are over ask to keep is kept.
+        The cache is that of the batch, or joins it.
         """
         over = _over(rows)
         for place, row in enumerate(rows):
@@ -225,7 +223,7 @@ class Group:
     def _join(
         self, parts: Sequence[list[Generation]], sources: Sequence[int], cache: Cache
     ) -> None:
-        """Adds a row for each of ``parts``, with the keys and values of a row of ``cache``."""
+        """Add a row for each of ``parts``, with the keys and values of a row of ``cache``."""
         assert self._cache is not None
         free = [place for place, row in enumerate(self._rows) if not row]
         end = len(self._rows)
@@ -243,10 +241,9 @@ class Group:
         lengths: Sequence[int],
         cache: Cache | None,
     ) -> None:
-        """One forward pass over ``ids`` [B, T], whose last token of each row is real.
+        """Draw a token for each generation of ``rows`` by one pass over ``ids`` [B, T].
 
-        lengths: tokens of each sequence including these. Draws a token for each generation of
-        ``rows`` [B].
+        The last token of each row is real; ``lengths`` count all tokens of each sequence.
         """
         past = 0 if cache is None else cache.get_seq_length()
         width = past + ids.shape[1]
@@ -261,7 +258,7 @@ class Group:
         keys = [row[0].key if row else None for row in rows]
         with (
             self._policies.computing(keys) as model,
-            self._only_ends_of(model, ids),
+            self._only_ends(model, ids),
             sequences_begin(torch.from_numpy(starts)),
         ):
             output = model(
@@ -274,7 +271,7 @@ class Group:
             )
         self._append(rows, output.logits[:, -1])
 
-    def _only_ends_of(self, model: Any, ids: np.ndarray[Any, Any]) -> AbstractContextManager[Any]:
+    def _only_ends(self, model: Any, ids: np.ndarray[Any, Any]) -> AbstractContextManager[Any]:
         """In the block, the last layer of ``model`` computes only the last position of each row."""
         if not self._narrow or ids.shape[1] == 1:
             return nullcontext()
@@ -282,7 +279,7 @@ class Group:
         return LastLayer(model.get_decoder()).read_at(ends, ids.size)
 
     def _append(self, rows: Sequence[Sequence[Generation]], logits: Tensor) -> None:
-        """Draws for all generations, those of one row and one setting from one distribution."""
+        """Draw for all generations, those of one row and one setting from one distribution."""
         drawn: dict[tuple[int, float, float, int, float, str | None], list[Generation]] = {}
         for place, row in enumerate(rows):
             for generation in row:
@@ -323,12 +320,9 @@ class Group:
                     generation.model_logprobs.append(float(own[generation.token_ids[-1]]))
 
     def _by_grammar(self, drawn: Sequence[Sequence[Generation]], logits: Tensor) -> Tensor:
-        """``logits`` [B, V], -inf for tokens that the grammar of a row's generations rules out.
-
-        drawn: the generations of each row, all in the same state of their grammar.
-        """
+        """``logits`` [B, V], -inf for tokens that the grammar of a row's generations rules out."""
         places, allowed = [], []
-        for place, (first, *others) in enumerate(drawn):
+        for place, (first, *others) in enumerate(drawn):  # all in one state of their grammar
             if first.state is None:
                 continue
             try:
@@ -350,7 +344,7 @@ class Group:
         return torch.tensor(values, dtype=torch.float32, device=self._device)
 
     def _compact(self) -> None:
-        """Drops positions that no row needs, and unused rows once they are more than an eighth."""
+        """Drop positions that no row needs, and unused rows once they are more than an eighth."""
         alive = [place for place, row in enumerate(self._rows) if row]
         if not alive or self._cache is None:
             self._rows, self._cache = [], None

@@ -1,22 +1,13 @@
 """Batch-invariant forward passes: what is computed for a row depends on no other row.
 
-The sum of the same numbers in another order differs in its last bits, and matrix libraries choose
-the order by the shapes of a product. So the log-probs of an answer depend on which others are
-generated beside it, and that on the timing of processes. Three measures keep a row's
-order of sums the same, whatever the shape of the batch:
+Matrix libraries choose the order of a sum, and so its last bits, by the shapes of a product. So the
+log-probs of an answer depend on which others are generated beside it, and that on the timing of
+processes. Here linear layers, SiLU and attention keep a row's order of sums in batches of any
+shape. The keys of a token are then the same whether it is read alone, in a prompt, or after kept
+keys.
 
-* Linear layers multiply at least ``LEAST_ROWS`` rows, and each always by the same library. From
-  about ten rows on, MKL and oneDNN sum each row alike; for fewer they have kernels of their own.
-* SiLU is computed by operations that treat each number alike; torch's own kernel rounds the last
-  numbers of a tensor otherwise.
-* Attention sees each sequence from its first token on, instead of aligned at its end, at least 4
-  query rows (otherwise multiples of 16), and as many key positions as ``key_positions`` says.
-  Positions that are hidden add zeros at the end of each sum.
-
-So the keys of a token are also the same whether it is read alone, in a prompt, or after kept keys.
-Nothing promises this of a library: ``check_invariance`` tries it with the model and machine of the
-run. He et al. 2025, "Defeating nondeterminism in LLM inference", describe the problem and the same
-remedy for GPUs.
+No library promises this: ``check_invariance`` tries it with the model and machine of the run. He et
+al. 2025, "Defeating nondeterminism in LLM inference", do the same for GPUs.
 """
 
 from __future__ import annotations
@@ -43,13 +34,12 @@ _NAME = "rlforge_invariant"
 
 _WITHOUT = "leave it, and determinism=strict, which needs it, out"
 
+#: Fewest rows of a product; with fewer, zeros fill it up.
+# From about ten rows on, MKL and oneDNN sum each row alike; for fewer they have other kernels.
 LEAST_ROWS = 16
-"""Fewest rows of a product; with fewer, zeros fill it up."""
 
+#: Weights of a layer from which the library of ``product`` computes it.
 _FAST_FROM = 2**15
-"""Weights of a layer from which the library of ``product`` computes it."""
-
-_FINE, _COARSE, _FINE_MOST = 64, 512, 128
 
 
 class _Starts(threading.local):
@@ -63,10 +53,9 @@ _STARTS = _Starts()
 
 @contextlib.contextmanager
 def sequences_begin(starts: Tensor) -> Iterator[None]:
-    """In the block, row b of a batch is a sequence from position ``starts[b]`` on.
+    """In the block, row b of a batch is a sequence from position ``starts[b]`` (on the CPU) on.
 
-    starts: int64 [B], on the CPU. Only models of ``make_invariant`` read it. It holds in the thread
-    of the caller: the engine of another model may compute in another one.
+    Only models of ``make_invariant`` read it, in the thread of the caller.
     """
     before, _STARTS.now = _STARTS.now, starts
     try:
@@ -76,10 +65,10 @@ def sequences_begin(starts: Tensor) -> Iterator[None]:
 
 
 def make_invariant(model: Any) -> None:
-    """Let ``model`` compute each row by itself; outputs stay the same up to rounding.
+    """Let ``model``, which may be an empty one, compute each row by itself.
 
-    It may be an empty one. Raises ConfigError where it does not use torch's attention ("sdpa"), and
-    for a mixture of experts, whose products are over the tokens of the batch that they get.
+    Outputs stay the same up to rounding. Raises ConfigError where it does not use torch's attention
+    ("sdpa"), and for a mixture of experts, whose products are over tokens of several rows.
     """
     if experts_note(model) is not None:
         raise ConfigError(
@@ -121,6 +110,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _silu(x: Tensor) -> Tensor:
+    # torch's own kernel rounds the last numbers of a tensor otherwise.
     out: Tensor = x / (1 + torch.exp(-x))
     return out
 
@@ -128,14 +118,13 @@ def _silu(x: Tensor) -> Tensor:
 def key_positions(longest: int) -> int:
     """Key positions of a batch whose longest sequence has ``longest`` tokens.
 
-    Products over more than about 190 positions are summed in parts, whose size depends on their
-    number. Up to 128 positions any number gives one part; beyond, torch's kernel works by 512.
-
     Example:
         >>> [key_positions(length) for length in (1, 65, 129, 600)]
         [64, 128, 512, 1024]
     """
-    unit = _FINE if longest <= _FINE_MOST else _COARSE
+    # Products over more than about 190 positions are summed in parts, whose size depends on their
+    # number. Up to 128 positions are one part; beyond, torch's kernel works by 512.
+    unit = 64 if longest <= 128 else 512
     return -(-longest // unit) * unit
 
 
@@ -149,9 +138,8 @@ def invariant_attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention function: query [B, H, Q, D], key and value [B, G, L, D].
 
-    attention_mask: bool [B, 1, Q, L]; None: causal. The queries are of the last Q positions. The
-    heads of a group stand in for further query rows (``rlforge.engines.cache``). Returns
-    [B, Q, H, D].
+    attention_mask: bool [B, 1, Q, L]; None: causal. The queries are of the last Q positions.
+    Returns [B, Q, H, D].
     """
     batch, heads, asked, size = query.shape
     groups, length = key.shape[1], key.shape[2]
@@ -164,6 +152,7 @@ def invariant_attention(
     if starts is None:
         starts = torch.zeros(batch, dtype=torch.int64)
     first, starts = int(starts.min()), starts.to(key.device)
+    # Each sequence from its first token on: hidden positions add zeros at the end of each sum.
     places = torch.arange(key_positions(length - first), device=key.device)
     index = (starts[:, None] + places).clamp(max=length - 1)
     sequence = torch.arange(batch, device=key.device)[:, None]
@@ -173,6 +162,7 @@ def invariant_attention(
     seen = places <= positions[:, :, None]
     if attention_mask is not None:
         seen &= attention_mask[:, 0].gather(2, index[:, None].expand(-1, asked, -1))
+    # The heads of a group stand in for further query rows (``rlforge.engines.cache``).
     rows = heads // groups * asked
     padded = 4 if rows <= 4 else -(-rows // LEAST_ROWS) * LEAST_ROWS
     mask = pad(seen.repeat(1, heads // groups, 1), (0, 0, 0, padded - rows))
@@ -196,7 +186,7 @@ AttentionMaskInterface.register(_NAME, sdpa_mask)
 def check_invariance(model: Any) -> None:
     """Raise ConfigError where rows of ``model`` depend on their batch in spite of all.
 
-    Prompts of several lengths are read alone, in pairs and together, and compared bit by bit.
+    Prompts are read alone, in pairs and together, and compared bit by bit.
     """
     vocabulary = model.config.get_text_config().vocab_size
     device = next(model.parameters()).device
@@ -220,8 +210,7 @@ def check_invariance(model: Any) -> None:
 def last_logits(model: Any, sequences: Sequence[Sequence[int]], number: int) -> Tensor:
     """The logits [B, number, V] after the last ``number`` tokens of each sequence.
 
-    They are read as one batch that is aligned at its end; before the beginning of a shorter
-    sequence its logits mean nothing.
+    Before the beginning of a shorter sequence they mean nothing.
     """
     device, width = next(model.parameters()).device, max(map(len, sequences))
     starts = torch.tensor([width - len(tokens) for tokens in sequences])

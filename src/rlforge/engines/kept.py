@@ -1,7 +1,7 @@
 """Keys and values that later requests continue: of their conversation, or of what prompts share.
 
 The next prompt of a conversation begins with the last prompt and its answer, and all prompts of a
-game with its rules. If keys and values of these were kept, only the tokens after them are read.
+game with its rules. Where keys and values of these are kept, only the tokens after them are read.
 """
 
 from __future__ import annotations
@@ -16,22 +16,19 @@ import numpy as np
 from rlforge.engines.cache import Row
 from rlforge.engines.versions import PolicyKey
 
-#: Multiplier of the hash: odd, so that every token counts in all 64 bits (Steele and Vigna 2021,
-#: "Computationally easy, spectrally good multipliers").
+# Multiplier of the hash: odd, so that every token counts in all 64 bits (Steele and Vigna 2021,
+# "Computationally easy, spectrally good multipliers").
 _FACTOR = 0xD1342543DE82EF95
 
-
-#: Fewest tokens that a shared beginning saves, and most beginnings that are kept.
+#: Fewest tokens that a shared beginning saves, and most beginnings that are known.
 LEAST_SHARED, MOST_SHARED = 16, 8
 #: A beginning is kept where at least this share of a batch's prompts has it.
 _LEAST_SHARE = 1 / 8
 
-_NOTHING: tuple[Row, int] = ((), 0)
-
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """Keys and values of ``tokens``; ``copies``: how many requests may still continue them."""
+    """Keys and values of ``tokens``, which ``copies`` requests may still continue."""
 
     key: PolicyKey
     tokens: tuple[int, ...]
@@ -42,9 +39,7 @@ class _Entry:
 class KeptRows:
     """Keys and values by policy version and tokens; those not used for longest are dropped first.
 
-    Each is handed out as often as it was put in: two games may have had the same turns so far.
-    Those of prompts that many requests have, such as the start of a game, can be handed out for
-    ever; they are dropped when they were not used for longest.
+    Each is handed out as often as it was put in.
 
     Example: of a prompt of five tokens, the first three are known:
         >>> kept, step = KeptRows(), PolicyKey("step-1", "checkpoints/step-1")
@@ -59,11 +54,11 @@ class KeptRows:
         self.tokens = 0
 
     def put(self, key: PolicyKey, tokens: tuple[int, ...], row: Row, *, copies: float = 1) -> None:
-        """Keeps ``row``, the keys and values of ``tokens``, for so many requests of ``key``."""
+        """Keep ``row``, the keys and values of ``tokens``, for so many requests of ``key``."""
         number = self._hashes(key, tokens)[-1]
         entry = self._entries.get(number)
         if entry is not None and (entry.key, entry.tokens) == (key, tokens):
-            entry.copies += copies
+            entry.copies += copies  # two games may have had the same turns so far
             self._entries.move_to_end(number)
             return
         if entry is not None:  # two texts with one hash
@@ -76,9 +71,7 @@ class KeptRows:
 
         At least one token of the prompt is left to read.
         """
-        if not self._entries:
-            return _NOTHING
-        hashes = self._hashes(key, prompt[:-1])
+        hashes = self._hashes(key, prompt[:-1]) if self._entries else []
         for length in range(len(hashes), 0, -1):
             entry = self._entries.get(hashes[length - 1])
             if entry is not None and entry.key == key and entry.tokens == prompt[:length]:
@@ -87,7 +80,7 @@ class KeptRows:
                 if not entry.copies:
                     self._drop(hashes[length - 1])
                 return entry.row, length
-        return _NOTHING
+        return (), 0
 
     def has(self, key: PolicyKey, tokens: tuple[int, ...]) -> bool:
         """Whether the keys and values of just these tokens are kept."""
@@ -95,17 +88,17 @@ class KeptRows:
         return entry is not None and (entry.key, entry.tokens) == (key, tokens)
 
     def shrink(self, most: int) -> None:
-        """Drops those not used for longest until all have at most ``most`` tokens."""
+        """Drop those not used for longest until all have at most ``most`` tokens."""
         while self._entries and self.tokens > most:
             self._drop(next(iter(self._entries)))
 
     def drop_unless(self, resident: Callable[[PolicyKey], bool]) -> None:
-        """Drops those of versions that are not resident any more."""
+        """Drop those of versions that are not resident any more."""
         for number in [n for n, e in self._entries.items() if not resident(e.key)]:
             self._drop(number)
 
     def clear(self) -> None:
-        """Drops all."""
+        """Drop all."""
         self._entries.clear()
         self.tokens = 0
 
@@ -124,93 +117,58 @@ class KeptRows:
 
 
 class SharedBeginnings:
-    """Beginnings that many prompts have in common, with keys and values by policy version.
+    """Beginnings that many prompts have in common; those not used for longest are forgotten first.
 
-    Those not used for longest make room for others.
-
-    Example: prompts with the same rules of 20 tokens; once these are kept, others read one token:
-        >>> shared, step = SharedBeginnings(), PolicyKey("step-1", "checkpoints/step-1")
+    Example: prompts with the same rules of 20 tokens:
+        >>> shared = SharedBeginnings()
         >>> prompts = [(*range(20), 30 + number) for number in range(4)]
         >>> shared.learn(prompts)
-        >>> [(place, length) for place, length in shared.missing(step, prompts[:2])]
+        >>> shared.within(prompts)
         [(0, 20)]
-        >>> shared.put(step, prompts[0][:20], row=())
-        >>> shared.find(step, prompts[2])
-        ((), 20)
     """
 
     def __init__(self) -> None:
-        self._rows: OrderedDict[tuple[int, ...], dict[PolicyKey, Row]] = OrderedDict()
-
-    @property
-    def tokens(self) -> int:
-        """Tokens whose keys and values are kept, each version's counted."""
-        return sum(len(beginning) * len(rows) for beginning, rows in self._rows.items())
-
-    def find(self, key: PolicyKey, prompt: tuple[int, ...]) -> tuple[Row, int]:
-        """The row of the longest beginning of ``prompt``, and its number of tokens; or (), 0."""
-        if not self._rows:
-            return _NOTHING
-        known = [
-            beginning
-            for beginning, rows in self._rows.items()
-            if key in rows and _begins(prompt, beginning)
-        ]
-        if not known:
-            return _NOTHING
-        longest = max(known, key=len)
-        self._rows.move_to_end(longest)
-        return self._rows[longest][key], len(longest)
+        self._beginnings: OrderedDict[tuple[int, ...], None] = OrderedDict()
 
     def learn(self, prompts: Sequence[tuple[int, ...]]) -> None:
         """Note the beginning that saves most tokens in a batch of prompts, if one is common."""
+        known = {prompt: self._longest(prompt) for prompt in prompts}
+        for used in set(known.values()):
+            if used:
+                self._beginnings.move_to_end(used)
         long = sorted(
-            prompt
-            for prompt in prompts
-            if len(prompt) > LEAST_SHARED and len(prompt) - self._known(prompt) > LEAST_SHARED
+            each for each, start in known.items() if len(each) - len(start) > LEAST_SHARED
         )
-        candidates = {one[: _common(one, other)] for one, other in pairwise(long)}
         saved: dict[tuple[int, ...], int] = {}
-        for beginning in candidates:
-            if len(beginning) - self._known(beginning) < LEAST_SHARED:
-                continue  # most, once the rules are known: each prompt would be compared with each
+        for beginning in {one[: _common(one, other)] for one, other in pairwise(long)}:
+            # Most are, once the rules are known, and need no comparison of each prompt with each.
+            if len(beginning) - len(self._longest(beginning)) < LEAST_SHARED:
+                continue
             have = [prompt for prompt in long if _begins(prompt, beginning)]
-            gain = len(beginning) - self._known(have[0]) if have else 0
+            gain = len(beginning) - len(known[have[0]]) if have else 0
             if gain >= LEAST_SHARED and len(have) >= max(2, _LEAST_SHARE * len(prompts)):
                 saved[beginning] = gain * (len(have) - 1)
         if saved:
-            self._rows[max(saved, key=lambda beginning: saved[beginning])] = {}
-            if len(self._rows) > MOST_SHARED:
-                self._rows.popitem(last=False)
+            self._beginnings[max(saved, key=lambda beginning: saved[beginning])] = None
+            if len(self._beginnings) > MOST_SHARED:
+                self._beginnings.popitem(last=False)
 
-    def missing(self, key: PolicyKey, prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, int]]:
-        """Beginnings without keys and values of ``key``: a prompt that has one, and its length."""
-        found = []
-        for beginning, rows in self._rows.items():
-            if key not in rows:
-                places = (i for i, prompt in enumerate(prompts) if _begins(prompt, beginning))
-                if (place := next(places, None)) is not None:
-                    found.append((place, len(beginning)))
-        return found
+    def within(self, prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, int]]:
+        """For each beginning, the place of the first prompt that has it, and its length."""
+        firsts = (
+            (
+                next((i for i, each in enumerate(prompts) if _begins(each, beginning)), None),
+                beginning,
+            )
+            for beginning in self._beginnings
+        )
+        return [(place, len(beginning)) for place, beginning in firsts if place is not None]
 
-    def put(self, key: PolicyKey, beginning: tuple[int, ...], row: Row) -> None:
-        """Keep the keys and values of a beginning that was missing."""
-        self._rows[beginning][key] = row
-
-    def drop_unless(self, resident: Callable[[PolicyKey], bool]) -> None:
-        """Drop keys and values of versions that are not resident any more."""
-        for rows in self._rows.values():
-            for key in [key for key in rows if not resident(key)]:
-                del rows[key]
-
-    def clear(self) -> None:
-        """Drop all keys and values."""
-        for rows in self._rows.values():
-            rows.clear()
-
-    def _known(self, prompt: tuple[int, ...]) -> int:
-        lengths = [len(beginning) for beginning in self._rows if _begins(prompt, beginning)]
-        return max(lengths, default=0)
+    def _longest(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
+        """The longest known beginning of ``prompt``; () without one."""
+        return max(
+            (each for each in self._beginnings if _begins(prompt, each)), key=len, default=()
+        )
 
 
 def _begins(prompt: tuple[int, ...], beginning: tuple[int, ...]) -> bool:

@@ -1,13 +1,10 @@
 """One forward pass for rows of several policy versions.
 
-Versions of one base model differ in their linear layers. Everything else is computed once for the
-whole batch, and so are the base model's linear layers, to which each row adds what its own LoRA
-adapter adds: x A B, with factors A [I, r] and B [r, O] (Hu et al. 2021, "LoRA"). The rows of all
-versions are one batched product. So a step over sixteen versions is one pass, not sixteen (Chen et
-al. 2023, "Punica", do the same in a kernel for GPUs).
-
-Linear layers that are changed in another way, as by DoRA, compute the rows of their version, one
-version after the other. Versions that differ in anything else cannot be mixed.
+The base model is computed once for the whole batch. To its linear layers each row adds what its
+LoRA adapter adds: x A B, with factors A [I, r] and B [r, O] (Hu et al. 2021, "LoRA"), in one
+batched product for all versions (Chen et al. 2023, "Punica", have a kernel for GPUs). Linear layers
+that are changed in another way, as by DoRA, compute the rows of one version after the other.
+Versions that differ in anything else cannot be mixed.
 """
 
 from __future__ import annotations
@@ -39,12 +36,15 @@ _Changes = Factors | list[nn.Module | None]
 
 @dataclass(slots=True, eq=False)
 class _Rows:
-    """The rows [B] of a pass.
+    """The rows [B] of a pass, of V versions.
 
-    of [B]: the version of each. keys [V]: their versions. members: which rows are of each. padded
-    [V * M]: the same with as many for each version, filled up with row 0; places [B]: where in it
-    each row is. read: the input of the last layer, and its rows in the order of ``padded``;
-    queries, keys and values read the same.
+    Attributes:
+        of [B]: Version of each row.
+        keys [V]: The versions.
+        members [V]: Rows of each version.
+        padded [V * M]: The same in one tensor, each version filled up with row 0.
+        places [B]: Place of each row in ``padded``.
+        read: Input of the last layer, and its rows in the order of ``padded``.
     """
 
     of: Sequence[PolicyKey | None]
@@ -55,11 +55,12 @@ class _Rows:
     read: tuple[Tensor, Tensor] | None = None
 
     def one_by_one(self, x: Tensor) -> Tensor:
-        """x [B, T, I], or [1, B * T, I], as [B, T, I]."""
+        """Reshape x [B, T, I], or [1, B * T, I], to [B, T, I]."""
         return x.reshape(len(self.places), -1, x.shape[-1])
 
     def by_version(self, x: Tensor) -> Tensor:
         """The rows of x as [V, M * T, I]."""
+        # Queries, keys and values have the same input.
         if self.read is None or self.read[0] is not x:
             rows = self.one_by_one(x).index_select(0, self.padded)
             self.read = x, rows.view(len(self.keys), -1, x.shape[-1])
@@ -73,8 +74,7 @@ class _Rows:
 class Mixture:
     """A model whose rows may be of different versions.
 
-    model: a copy of the base model whose parameters share their storage with it; it becomes the
-    model that computes mixed batches.
+    ``model``, a copy of the base model that shares its storage, becomes the one that computes them.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -88,7 +88,7 @@ class Mixture:
         return key in self._layers
 
     def add(self, key: PolicyKey, version: nn.Module) -> None:
-        """Lets rows be of ``version``, if it differs from the base in linear layers alone."""
+        """Let rows be of ``version``, if it differs from the base in linear layers alone."""
         theirs, layers = dict(version.named_modules()), dict[str, nn.Module]()
         for name, module in self._modules.items():
             other = theirs.get(name)
@@ -110,19 +110,19 @@ class Mixture:
             del self._layers[key]
 
     def remove(self, key: PolicyKey) -> None:
-        """Forgets a version."""
+        """Forget a version."""
         self._layers.pop(key, None)
         self.forget()
 
     def forget(self) -> None:
-        """Frees what was prepared for the rows of the last pass."""
+        """Free what was prepared for the rows of the last pass."""
         #: The rows of the pass under way or the last one, and how their versions change each layer.
         self.rows = _Rows([], [], [], torch.empty(0), torch.empty(0))
         self._changes: dict[str, _Changes | None] = {}
 
     @contextlib.contextmanager
     def of(self, keys: Sequence[PolicyKey | None]) -> Iterator[nn.Module]:
-        """In the block, row b of a batch of the model is of version ``keys[b]``; None: of any."""
+        """The model for a batch whose row b is of version ``keys[b]``; None: of any."""
         if keys != self.rows.of:  # rows of a step are mostly those of the step before
             rows = _sorted_rows(keys, next(self.model.parameters()).device)
             if rows.keys != self.rows.keys:
@@ -209,13 +209,13 @@ def _sorted_rows(keys: Sequence[PolicyKey | None], device: torch.device) -> _Row
 
 
 def all_factors(model: nn.Module) -> dict[str, Factors]:
-    """By name, the factors of each layer that PEFT wraps in ``model``."""
+    """Factors by name of each layer that PEFT wraps in ``model``."""
     found = ((name, _factors_of(module)) for name, module in model.named_modules())
     return {name: factors for name, factors in found if factors is not None}
 
 
 def keep_factors(model: nn.Module, factors: Mapping[str, Factors]) -> None:
-    """Notes in the layers of ``model`` the factors of the adapter that was merged into them."""
+    """Note in the layers of ``model`` the factors of the adapter that was merged into them."""
     for name, (into, back) in factors.items():
         layer = model.get_submodule(name)
         layer.register_buffer("adapter_into", into, persistent=False)
@@ -223,7 +223,7 @@ def keep_factors(model: nn.Module, factors: Mapping[str, Factors]) -> None:
 
 
 def _factors_of(layer: Any) -> Factors | None:
-    """The factors of plain LoRA, of a layer that PEFT wraps or ``keep_factors`` marked."""
+    """Factors of plain LoRA in a layer that PEFT wraps or ``keep_factors`` marked."""
     from peft.tuners.lora import Linear
 
     if type(layer) in LINEAR and hasattr(layer, "adapter_into"):
@@ -239,7 +239,7 @@ def _factors_of(layer: Any) -> Factors | None:
 
 
 def _stacked(layers: Sequence[nn.Module | None]) -> Factors | None:
-    """The factors of all layers in two tensors, zero for None; None where one has others."""
+    """Factors of all layers in two tensors, zero for None; None where one has others."""
     found = [None if layer is None else _factors_of(layer) for layer in layers]
     some = [each for each in found if each is not None]
     if len(some) < sum(layer is not None for layer in layers):
@@ -252,13 +252,13 @@ def _stacked(layers: Sequence[nn.Module | None]) -> Factors | None:
 
 
 def _shares_all(module: nn.Module, other: nn.Module) -> bool:
-    """Whether the two, without what is below them, have the same kind and the same tensors."""
-    if type(module) is not type(other):
-        return False
-    tensors, others = (
-        [*each.named_parameters(recurse=False), *each.named_buffers(recurse=False)]
+    """Whether two modules, without those below them, have one kind and the same tensors."""
+    own, others = (
+        [
+            (name, tensor.data_ptr())
+            for held in (each.named_parameters(recurse=False), each.named_buffers(recurse=False))
+            for name, tensor in held
+        ]
         for each in (module, other)
     )
-    return [(name, t.data_ptr()) for name, t in tensors] == [
-        (name, t.data_ptr()) for name, t in others
-    ]
+    return type(module) is type(other) and own == others

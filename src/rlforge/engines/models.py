@@ -14,8 +14,8 @@ from rlforge.types import Completion, PolicyRef, SamplingParams
 class ModelsEngine(LocalEngine):
     """Answers for checkpoints of the run's model, and for other models by their uid.
 
-    own: the engine of the run's model; None: there is none, and checkpoints are refused. others:
-    engines of the models of policies of kind ``hf``, by uid. They sleep and wake together.
+    ``own`` is the engine of the run's model; without one, checkpoints are refused. ``others`` are
+    engines by the uid of policies of kind ``hf``.
     """
 
     def __init__(self, own: LocalEngine | None, others: Mapping[str, LocalEngine]) -> None:
@@ -24,12 +24,13 @@ class ModelsEngine(LocalEngine):
         self._all = [*([] if own is None else [own]), *others.values()]
 
     def _at(self, policy: PolicyRef) -> tuple[LocalEngine, PolicyRef]:
-        """The engine of a policy, and what that calls it: another model is the base of its own."""
+        """The engine of a policy, and its name there."""
+        # Another model is the base of its own engine.
         if policy.kind == "hf" and (other := self._others.get(policy.uid)) is not None:
             return other, PolicyRef(uid=policy.uid, kind="checkpoint")
         if self._own is None:
             raise EngineError(f"this engine holds {', '.join(self._others)}, and not {policy.uid}")
-        return self._own, policy  # which refuses other models
+        return self._own, policy
 
     async def generate(
         self,

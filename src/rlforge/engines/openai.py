@@ -1,8 +1,7 @@
 """The client of language models behind HTTP APIs, and the players that ask them for moves.
 
 ``openai:MODEL``, ``openrouter:MODEL`` and ``litellm:PROVIDER/MODEL`` name opponents in games and
-judges of decisions. They are never trained, because their tokens are not seen. API keys come from
-the environment only, and are never part of a message.
+judges of decisions. API keys come from the environment only, and are never part of a message.
 """
 
 from __future__ import annotations
@@ -53,9 +52,10 @@ _REFUSED = (401, 403, 404)
 _TRIED = (408, 409, 425, 429)
 
 #: The status of a request that is too large, those that others give messages which are too long,
-#: and the words and codes in which they say so. LiteLLM finds 4 of the 18 that the tests know.
+#: and the words in which they say so.
 _TOO_LARGE = 413
 _MAYBE_TOO_LONG = (400, 422, 500)
+# LiteLLM finds 4 of the 18 answers that the tests know.
 _TOO_LONG = re.compile(
     r"context[ _-]?(length|size|window|limit)"  # OpenAI, vLLM, SGLang, llama.cpp, LM Studio, Ollama
     r"|(prompt|input)s?( \([^)]*\))? (is |are )?too long"  # Anthropic, Bedrock, Ollama
@@ -70,15 +70,15 @@ RETRIES = 2
 #: Longest pause of the client library before another try.
 _LONGEST_PAUSE_S = 8.0
 
-#: unusable: an answer without text; another may have some. silent: no answer in any try. rejected:
-#: this request always fails. refused: every request fails, as with a wrong key. spent: the most
-#: tokens of an answer were used up before there was any text, as by a model that reasons.
+#: unusable: an answer without text, where another may have some. silent: no answer in any try.
+#: rejected: this request always fails. refused: every request fails. spent: the most tokens of an
+#: answer were used up before there was any text, as by a model that reasons.
 ChatFailure = Literal["unusable", "silent", "rejected", "refused", "spent"]
 
 
 @value
 class Usage:
-    """Tokens of prompt and answer, 0 where the server does not say; dollars, None if unknown."""
+    """Tokens, 0 where the server does not say, and dollars, None where they are not known."""
 
     prompt_tokens: int = 0
     answer_tokens: int = 0
@@ -103,7 +103,7 @@ class ChatReply:
 
 
 class ChatError(EngineError):
-    """No usable answer. used: of an answer without text, which is paid for as any other."""
+    """No usable answer; ``used`` was paid for an answer without text."""
 
     def __init__(self, message: str, kind: ChatFailure, used: Usage = _NOTHING) -> None:
         super().__init__(message)
@@ -116,9 +116,11 @@ class ChatTooLongError(ChatError, PromptTooLongError):
 
 @value
 class Endpoint:
-    """A model at an API. base_url None: the library's default address of ``provider``.
+    """A model at an API.
 
-    key: empty where LiteLLM reads it from the environment.
+    Attributes:
+        base_url: None for the library's default address of ``provider``.
+        key: Empty where LiteLLM reads it from the environment.
     """
 
     provider: str
@@ -132,7 +134,7 @@ class Endpoint:
 
 
 def _shown(content: object) -> str:
-    """At most 200 characters of a text for a message, on one line and without keys."""
+    """At most 200 characters of a text, on one line and without keys."""
     text = " ".join(str(content).split())
     for name, secret in os.environ.items():
         if name.endswith(_SECRETS) and secret.strip():
@@ -143,9 +145,9 @@ def _shown(content: object) -> str:
 def check_api(name: str, config: ApiConfig, base_url: str | None = None) -> Endpoint:
     """The endpoint of ``openai:MODEL``, ``openrouter:MODEL`` or ``litellm:PROVIDER/MODEL``.
 
-    base_url: in place of the one in ``config``. Sends no request. A server on this machine needs no
-    key. Raises ConfigError for another form of name, and where a key or the package is needed and
-    there is none.
+    ``base_url`` replaces the one in ``config``. Sends no request. Raises ConfigError for another
+    form of name, and where a key or the package is needed and there is none; a server on this
+    machine needs no key.
 
     Example:
         >>> config = ApiConfig(openai_base_url="http://127.0.0.1:8000/v1")
@@ -186,7 +188,7 @@ def check_api(name: str, config: ApiConfig, base_url: str | None = None) -> Endp
 
 
 def _keys_missing(name: str, model: str, base_url: str | None) -> list[str]:
-    """Variables with a key for one of LiteLLM's models. Raises ConfigError for no such provider."""
+    """Variables that lack a key for one of LiteLLM's models."""
     litellm = _litellm(name)
     spare_loopback(base_url)
     try:
@@ -198,7 +200,7 @@ def _keys_missing(name: str, model: str, base_url: str | None) -> list[str]:
 
 
 def _litellm(name: str) -> Any:
-    """The package LiteLLM, which takes seconds to import. Raises ConfigError without it."""
+    """The package LiteLLM, which takes seconds to import."""
     # Its tables of prices and of headers are those of the package, not of a download.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     os.environ.setdefault("LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS", "True")
@@ -212,10 +214,12 @@ def _litellm(name: str) -> Any:
 class ChatClient:
     """Requests chat completions, for one event loop at a time.
 
-    A request is tried ``1 + retries`` times, each within ``timeout_s``: again after a failed
-    connection, a time-out, a rate limit or a server error.
-    keys: the configuration group of these settings, for error messages; limit: the key in it that
-    says how long an answer may be.
+    Args:
+        keys: The configuration group of these settings, for error messages.
+        timeout_s: Longest time of each try.
+        retries: Tries after the first: after a failed connection, a time-out, a rate limit or a
+            server error.
+        limit: The key in the group that says how long an answer may be.
     """
 
     def __init__(
@@ -238,12 +242,11 @@ class ChatClient:
         """The endpoint's answer to messages with ``role`` and ``content``. Raises ChatError.
 
         Args:
-            endpoint: from ``check_api``.
-            conversation: all that was said so far.
-            max_tokens: of the answer; None leaves the endpoint's own.
-            temperature: None leaves the endpoint's own, which is taken, too, where the endpoint
-                refuses another, as with reasoning models.
-            response_format: not asked for again where the endpoint refuses it.
+            endpoint: From ``check_api``.
+            conversation: All that was said so far.
+            max_tokens: Most tokens of the answer; None leaves the endpoint's own.
+            temperature: None leaves the endpoint's own, as do endpoints that refuse another.
+            response_format: Left out where the endpoint refuses it.
         """
         # OpenAI's newer models know only max_completion_tokens, other servers only max_tokens.
         own = endpoint.provider == "openai" and endpoint.base_url is None
@@ -272,13 +275,12 @@ class ChatClient:
                 return self._reply(endpoint, response, max_tokens)
 
     async def close(self) -> None:
-        """Closes the connections; a later request opens new ones."""
+        """Close the connections; a later request opens new ones."""
         connections, self._connections = self._connections, {}
         for connection in connections.values():
             await connection.close()
 
     def _reply(self, endpoint: Endpoint, response: Any, max_tokens: int | None) -> ChatReply:
-        """A response as a reply. Raises ChatError where it has no text."""
         try:
             choice = response.choices[0]
             text, finish = choice.message.content, choice.finish_reason
@@ -370,7 +372,7 @@ class ChatClient:
 
 
 def _refused_argument(request: Mapping[str, Any], error: ChatError) -> str | None:
-    """Arguments that another try of a rejected request may leave out."""
+    """The argument that another try of a rejected request may leave out."""
     if error.kind != "rejected" or isinstance(error, ChatTooLongError):
         return None
     if "temperature" in request and re.search(r"\btemperature\b", str(error)):
@@ -405,10 +407,10 @@ class ApiPlayer:
         self._used: dict[str, ApiUsage] = {}
 
     async def chat(self, conversation: Sequence[Message], policy: PolicyRef) -> Completion:
-        """Continues a conversation of messages with ``role`` and ``content``.
+        """Continue a conversation of messages with ``role`` and ``content``.
 
-        The completion has text only: its token ids and log-probabilities are empty. Raises
-        ConfigError without a key, and ChatError (an EngineError) without a usable answer.
+        The completion has text only. Raises ConfigError without a key, and ChatError without a
+        usable answer.
         """
         config = self._config
         endpoint = check_api(policy.path_or_name or policy.uid, config)
@@ -435,12 +437,12 @@ class ApiPlayer:
         )
 
     def take_usage(self) -> tuple[ApiUsage, ...]:
-        """Usage of each model since the last call; nothing of those that were not asked."""
+        """Usage of each model that was asked since the last call."""
         used, self._used = self._used, {}
         return tuple(used.values())
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         await self._client.close()
 
     def _count(self, uid: str, seconds: float, answer: ChatReply | ChatError | None) -> None:

@@ -1,7 +1,7 @@
 """The models of the policy versions that the transformers engine holds.
 
-Each is the base model with an adapter, or a separate model when the checkpoint has full weights.
-Versions share every parameter that their adapter does not change with the base.
+Each is the base model with an adapter, which shares all other parameters with the base, or a
+separate model when the checkpoint has full weights.
 """
 
 from __future__ import annotations
@@ -29,14 +29,9 @@ from rlforge.models.load import read_model
 class PolicyStore(Versions[nn.Module]):
     """Loads, holds and forgets the models of policy versions.
 
-    In float32 the adapter is merged into the weights that it changes, which makes generation as
-    cheap as with the base. In bfloat16 it stays separate: merging would round small updates away
-    (a weight of 0.02 has a spacing of 1e-4), and the learner, which keeps adapters in float32,
-    would train another policy than the one that plays.
-
-    All models, the base included, use ``rlforge.engines.cache.grouped_attention``, or are made
-    batch-invariant (``rlforge.engines.invariant``). Of the former, several can compute one batch
-    together (``rlforge.engines.mixture``).
+    All models, the base included, are batch-invariant (``rlforge.engines.invariant``), or use
+    ``rlforge.engines.cache.grouped_attention`` and may compute one batch together
+    (``rlforge.engines.mixture``).
     """
 
     def __init__(self, base: nn.Module, capacity: int, *, invariant: bool = False) -> None:
@@ -55,12 +50,11 @@ class PolicyStore(Versions[nn.Module]):
         self._mixture = None if invariant else Mixture(_alias(base))
 
     def use(self, key: PolicyKey) -> nn.Module:
-        """The model of a resident policy, now the most recently used one."""
         held = super().use(key)
         return self.base if held is None else held
 
     def batch_of(self, key: PolicyKey) -> PolicyKey | None:
-        """Which batch the rows of a resident policy belong to; those with one result share it."""
+        """The batch that the rows of a resident policy belong to; equal results share one."""
         return None if self._mixture is not None and key in self._mixture else key
 
     @contextlib.contextmanager
@@ -99,7 +93,7 @@ class PolicyStore(Versions[nn.Module]):
                 self._mixture.remove(victim)
 
     def move_to(self, device: torch.device) -> None:
-        """Moves all weights, and frees the memory that they used."""
+        """Move all weights, and free the memory that they used."""
         models = [self.base, *self._held.values()]
         if self._mixture is not None:
             self._mixture.forget()
@@ -112,8 +106,8 @@ class PolicyStore(Versions[nn.Module]):
 def load_policy(base: nn.Module, path: str, uid: str) -> nn.Module:
     """The model of a checkpoint directory: a PEFT adapter over ``base``, or full weights.
 
-    ``base`` is not changed. Raises PolicyLoadError naming ``path`` when there is nothing to load or
-    it does not fit the base model; errors that say that the device is lost pass through.
+    ``base`` is not changed. Raises PolicyLoadError where nothing in ``path`` fits the base model;
+    errors that say that the device is lost pass through.
     """
     try:
         kind = kind_of_weights(Path(path))
@@ -140,6 +134,9 @@ def _with_adapter(base: nn.Module, path: str, uid: str) -> nn.Module:
         raise _does_not_load(uid, path, error) from error
     if problem is not None:
         raise _does_not_load(uid, path, problem)
+    # Merged, an adapter costs no time. In bfloat16 merging would round small updates away (a weight
+    # of 0.02 has a spacing of 1e-4), and another policy would play than the learner trains, which
+    # keeps adapters in float32.
     if next(base.parameters()).dtype == torch.float32:
         factors = all_factors(wrapped.get_base_model())
         # safe_merge works on a clone of each weight; the base keeps its own.
@@ -180,17 +177,14 @@ def _does_not_load(uid: str, path: str, error: Exception | str) -> PolicyLoadErr
 
 
 def _alias(base: nn.Module) -> nn.Module:
-    """A copy of the module tree whose parameters share their storage with ``base``.
-
-    The Parameter objects are new, so that merging an adapter replaces a weight of the copy only. A
-    tied output layer gets its own object for the same reason: an adapter on it must not change the
-    input embedding.
-    """
+    """A copy of the module tree whose parameters share their storage with ``base``."""
+    # New Parameter objects, so that merging an adapter replaces a weight of the copy only.
     memo: dict[int, Any] = {
         id(p): nn.Parameter(p.data, requires_grad=False) for p in base.parameters()
     }
     memo.update({id(b): b for b in base.buffers()})
     model: Any = copy.deepcopy(base, memo)
+    # A tied output layer gets one of its own: an adapter on it must not change the embedding.
     output, inputs = model.get_output_embeddings(), model.get_input_embeddings()
     if output is not None and output.weight is inputs.weight:
         output.weight = nn.Parameter(output.weight.data, requires_grad=False)

@@ -22,9 +22,8 @@ def check_playable(policies: Iterable[PolicyRef], config: PolicyConfig) -> None:
     """Raise ConfigError for the first of ``policies`` whose files the engine cannot play.
 
     ``engine=transformers`` plays adapters of any rank over the configured model, and full weights
-    of any model with the same vocabulary; ``engine=vllm`` plays adapters up to the rank that it
-    makes room for, which follows from ``model.lora.rank``. Only saved policies are checked. The
-    message names the policy, its directory and the remedy.
+    of any model with the same vocabulary; ``engine=vllm`` plays adapters up to the rank that
+    follows from ``model.lora.rank``. Only saved policies are checked.
 
     Example:
         >>> check_playable([PolicyRef(uid="random_legal", kind="scripted")], PolicyConfig())
@@ -32,23 +31,18 @@ def check_playable(policies: Iterable[PolicyRef], config: PolicyConfig) -> None:
     for policy in policies:
         if policy.kind != "checkpoint" or policy.path_or_name is None:
             continue
+        path = Path(policy.path_or_name)
+        mend = "; name a version saved over this model, such as RUN/checkpoints/step-40"
         try:
-            _check(Path(policy.path_or_name), config)
+            if kind_of_weights(path) == "adapter":
+                check_adapter_fits(path, config.model, resolve_model(config.model))
+            else:
+                check_model_fits(path, config.model)
+            mend = ""
+            if config.engine.name == "vllm":
+                check_lora(path, config.model, lora_rank(config.model.lora.rank), vllm=True)
         except ConfigError as error:
-            raise ConfigError(f"{policy.uid!r} cannot be played: {error}") from None
-
-
-def _check(path: Path, config: PolicyConfig) -> None:
-    mend = "name a version saved over this model, such as RUN/checkpoints/step-40"
-    try:
-        if kind_of_weights(path) == "adapter":
-            check_adapter_fits(path, config.model, resolve_model(config.model))
-        else:
-            check_model_fits(path, config.model)
-    except ConfigError as error:
-        raise ConfigError(f"{error}; {mend}") from None
-    if config.engine.name == "vllm":
-        check_lora(path, config.model, lora_rank(config.model.lora.rank), vllm=True)
+            raise ConfigError(f"{policy.uid!r} cannot be played: {error}{mend}") from None
 
 
 def make_engine(
@@ -64,8 +58,8 @@ def make_engine(
 
     Args:
         threads: OpenMP threads of this process; None leaves them.
-        gpus: Its share of a GPU, for an engine that reserves memory when it starts.
-        others: Further models that it answers for, by the uid of their policies.
+        gpus: Share of a GPU, for an engine that reserves memory when it starts.
+        others: Further models that it answers for, by uid of their policies.
         own: False leaves the model of ``config`` out.
 
     Raises ConfigError for a model that does not load and a device that is not there.

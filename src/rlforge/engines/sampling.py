@@ -1,11 +1,8 @@
 """From logits to tokens: temperature, filters, and draws that do not depend on the batch.
 
-Filters leave out unlikely tokens, each of what the one before has left: ``min_p``, ``top_k``,
-``top_p``, in vLLM's order.
-
-A token is drawn by inverting the cumulative distribution at one uniform number per (request
-seed, token index). The numbers come from a counter-based generator, so a request draws the same
-tokens alone, in a batch of a hundred, or after a restart.
+A token is drawn by inverting the cumulative distribution at one uniform number per (request seed,
+token index). The numbers come from a counter-based generator, so a request draws the same tokens
+alone, in a batch of a hundred, or after a restart.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
-#: Largest number of logits worked on at once; keeps the float64 copies of big vocabularies small.
+# Most logits worked on at once, so that the float64 copies of big vocabularies stay small.
 _CHUNK_ELEMENTS = 1 << 23
 
 
@@ -51,17 +48,19 @@ def sampling_logprobs(
 ) -> Tensor:
     """Log-probabilities of the distribution that tokens are drawn from.
 
-    logits [B, V]; all others [B], None where no row is filtered. Returns float32 [B, V]: log
-    softmax of logits / temperature over the tokens that the filters leave, -inf for all others.
+    float32 [B, V]: log softmax of logits / temperature over the tokens that the filters leave, -inf
+    for all others. Filters are applied in vLLM's order: min_p, top_k, top_p. A row with a NaN or
+    +inf, or of -inf only, has no distribution and becomes NaN throughout.
 
-    min_p leaves the tokens with at least min_p times the probability of the likeliest one (Nguyen
-    et al. 2024, "Turning up the heat: min-p sampling"); 0 is off. top_k (whole) leaves the top_k
-    likeliest tokens and those as likely as the last of them (Fan et al. 2018, "Hierarchical neural
-    story generation"); 0 is off. top_p leaves the smallest set whose share of what is left reaches
-    top_p (Holtzman et al. 2020, "The curious case of neural text degeneration"); 1 is off.
-
-    temperature 0 is greedy: all mass on the largest logit, whose log-probability is 0. A row with
-    a NaN or +inf, or of -inf only, has no distribution and becomes NaN throughout.
+    Args:
+        logits: [B, V].
+        temperature: [B]; 0 is greedy, all mass on the largest logit.
+        top_p: [B]; leaves the smallest set whose share of what is left reaches top_p (Holtzman et
+            al. 2020, "The curious case of neural text degeneration"); 1 is off, None off in all.
+        top_k: [B]; leaves the top_k likeliest tokens and those as likely as the last of them (Fan
+            et al. 2018, "Hierarchical neural story generation"); 0 is off.
+        min_p: [B]; leaves tokens with at least min_p times the probability of the likeliest one
+            (Nguyen et al. 2024, "Turning up the heat: min-p sampling"); 0 is off.
 
     Example:
         >>> logits, half = torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([0.5])
@@ -120,11 +119,10 @@ def sample(
     top_k: Tensor | None = None,
     min_p: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Draws K tokens per row, each for itself.
+    """Draw K tokens per row, each for itself, by ``uniform`` (float64 [B, K] in [0, 1)).
 
-    uniform [B, K]: float64 in [0, 1); all others as in ``sampling_logprobs``. Returns token ids
-    int64 [B, K] and their log-probabilities under it, float32 [B, K]; where that is NaN the token
-    means nothing.
+    All others are as in ``sampling_logprobs``. Returns token ids, int64 [B, K], and their float32
+    log-probs; where one is NaN the token means nothing.
     """
     rows = max(1, _CHUNK_ELEMENTS // logits.shape[1])
     filters = (top_p, top_k, min_p)

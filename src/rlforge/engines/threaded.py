@@ -42,9 +42,9 @@ class _State(Enum):
 class ThreadedEngine(LocalEngine):
     """Runs ``core`` in one worker thread (see ``rlforge.engines.base``).
 
-    Coroutines may be called from any event loop, also from several. Cancelling ``generate`` or
-    ``load`` cancels the request. stuck_after_s: seconds without progress, on running requests or on
-    a change of state, after which the engine counts as dead.
+    Coroutines may be called from several event loops. Cancelling ``generate`` or ``load`` cancels
+    the request. The engine counts as dead after ``stuck_after_s`` seconds without progress on
+    running requests or on a change of state.
 
     States of the core, which the worker changes::
 
@@ -61,8 +61,8 @@ class ThreadedEngine(LocalEngine):
         _seen                                            written by the worker, read by the watchdog
         a Caller's gone                                  set under ``_changed`` or in its own loop
 
-    After the worker has ended, or when the watchdog finds it stuck, ``_fail_all`` reads
-    ``_pending``. Once ``_end`` is set it stays, so it may then be read without the lock.
+    ``_fail_all`` reads ``_pending`` when the worker has ended or is stuck. Once ``_end`` is set it
+    stays, and may be read without the lock.
     """
 
     def __init__(self, core: StepGenerator[Any], *, stuck_after_s: float) -> None:
@@ -98,8 +98,7 @@ class ThreadedEngine(LocalEngine):
         """Generate as ``Engine.generate``, and call ``on_tokens`` after each step.
 
         Raises EngineError for a prompt without room for an answer, a policy that does not load, a
-        failed computation, and when the engine closes; EngineDeadError when it cannot go on. The
-        same holds for ``load``, ``sleep`` and ``wake``.
+        failed computation, and when the engine closes; EngineDeadError when it cannot go on.
         """
         future, caller = _future_caller(on_tokens)
         self.ask([(tuple(prompt_token_ids), params, policy, caller)])
@@ -127,7 +126,6 @@ class ThreadedEngine(LocalEngine):
         await self._unless_cancelled(future, caller)
 
     async def sleep(self) -> None:
-        """Sleep as ``LocalEngine.sleep``; a ``wake`` meanwhile ends the wait."""
         await self._take_turn(rest=True)
 
     async def wake(self) -> None:
@@ -202,10 +200,16 @@ class ThreadedEngine(LocalEngine):
         _deliver([(caller, None, kind(reason)) for caller in callers], [])
 
     def _round(self) -> bool:
-        """Carries out what was ordered and makes one step; False when the engine is to stop."""
+        """Carry out what was ordered and make one step; False when the engine is to stop."""
         self._note_progress()
         with self._changed:
-            self._changed.wait_for(self._is_called)
+            self._changed.wait_for(
+                lambda: (
+                    self._end
+                    or self._turn_callers  # also those of a ``sleep`` or ``wake`` under way
+                    or (self._state is _State.AWAKE and (self._inbox or self._core.has_work))
+                )
+            )
             if self._end is not None:
                 return False
             calls: list[_Call] = []
@@ -233,13 +237,8 @@ class ThreadedEngine(LocalEngine):
         _deliver(results, updates)
         return True
 
-    def _is_called(self) -> bool:
-        """Whether the worker has something to do; a ``sleep`` or ``wake`` under way counts."""
-        work = self._state is _State.AWAKE and (self._inbox or self._core.has_work)
-        return bool(self._end or self._turn_callers or work)
-
     def _submit(self, calls: Sequence[_Call]) -> list[_Result]:
-        """Submits requests and loads to the core; returns those that it refuses."""
+        """Submit requests and loads to the core; returns those that it refuses."""
         refused: list[_Result] = []
         for submit, caller in calls:
             if caller.gone:  # cancelled while the engine slept
@@ -255,7 +254,7 @@ class ThreadedEngine(LocalEngine):
         return refused
 
     def _advance_sleep(self, rest: bool) -> None:
-        """Makes the transitions that are possible now; answers ``sleep`` and ``wake`` once done."""
+        """Make the transitions that are possible now; answer ``sleep`` and ``wake`` once done."""
         if rest and self._state is _State.AWAKE:
             self._core.drain()
             self._state = _State.DRAINING
@@ -283,7 +282,7 @@ class ThreadedEngine(LocalEngine):
             self._seen = (self._core.progress, time.monotonic())
 
     def _watch_worker(self) -> None:
-        """Declares the engine dead when it has work and makes no progress."""
+        """Declare the engine dead when it has work and makes no progress."""
         while not self._over.wait(self._stuck_after_s / 4):
             seen = self._seen
             if seen is None or time.monotonic() - seen[1] <= self._stuck_after_s:
@@ -302,7 +301,7 @@ class ThreadedEngine(LocalEngine):
 
 
 def _deliver(results: Iterable[_Result], updates: Iterable[_StreamUpdate]) -> None:
-    """Passes both to the callers' event loops: one wake-up per loop, not per request."""
+    # One wake-up per event loop, not per request.
     by_loop: dict[asyncio.AbstractEventLoop, tuple[list[_Result], list[_StreamUpdate]]] = (
         defaultdict(lambda: ([], []))
     )

@@ -16,20 +16,21 @@ from rlforge.models.kind import check_trainable
 from rlforge.models.load import positions
 from rlforge.system.limits import PROMPT_TOKENS
 
-#: Steps for which requests wait on a GPU, to be read together. A prefill costs about one decode
-#: step, however many prompts it reads. One prefill in n steps costs 1/n of the time; requests wait
-#: n/2 steps, which is n/(2L) of an answer of L tokens. The sum is least at n = √(2L), 16 at
-#: L = 128.
+# Steps for which requests wait on a GPU, to be read together. A prefill costs about one decode step
+# for any number of prompts: one in n steps costs 1/n of the time. Requests wait n/2 steps, n/(2L)
+# of an answer of L tokens. The sum is least at n = √(2L), 16 at L = 128.
 _GPU_PATIENCE_STEPS = 16
 
 
 class TransformersEngine(ThreadedEngine):
     """Continuous batching over a base model and its adapters (see ``rlforge.engines.base``).
 
-    model: the base model, on its device, in the dtype to run in; its weights are not changed.
-    tokenizer: turns answers into text, without special tokens. seed: for requests without a seed of
-    their own. invariant: answers to requests with a seed do not depend on others, not in a bit
-    (``rlforge.engines.invariant``).
+    Args:
+        model: The base model, on its device, in the dtype to run in.
+        tokenizer: Turns answers into text.
+        seed: Draws those of requests without one.
+        invariant: Answers do not depend on other requests, not in a bit
+            (``rlforge.engines.invariant``).
 
     Example: a random model of 64 tokens, whose answers are written as numbers:
         >>> import asyncio
@@ -64,17 +65,15 @@ class TransformersEngine(ThreadedEngine):
         causal: Any = model
         check_trainable(causal)
         on_cpu = next(model.parameters()).device.type == "cpu"
-        # One batch of prompts per step: on a CPU its answers are then delivered while the next is
-        # read (256 games, a tiny model of 8 layers: 12% more answers than with 8192 tokens).
-        tokens = PROMPT_TOKENS["cpu" if on_cpu else "cuda"]
         vocab_size = causal.get_input_embeddings().weight.shape[0]
         core = BatchGenerator(
             PolicyStore(model.requires_grad_(False).eval(), config.max_loras, invariant=invariant),
             BatchLimits(
                 max_sequences=config.max_parallel_seq,
                 max_model_len=min(config.max_model_len, positions(causal.config)),
-                step_prompt_tokens=tokens,
-                batch_prompt_tokens=tokens,
+                # As many in a step as in a pass: on a CPU answers are then delivered while the next
+                # prompts are read (256 games, 8 layers: 12% more answers than with 8192 a step).
+                prompt_tokens=PROMPT_TOKENS["cpu" if on_cpu else "cuda"],
                 patience_steps=0 if on_cpu else _GPU_PATIENCE_STEPS,
                 kept_tokens=config.cache_tokens,
             ),

@@ -1,9 +1,4 @@
-"""The policy versions that an engine holds: bounded, the least recently used one is replaced.
-
-``AdapterTable`` holds those of vLLM, which finds weights by integer id and cached prompts by name
-and path. It gives each loading a new id and name, so that neither weights nor cached prompts of an
-older version are ever used.
-"""
+"""The policy versions that an engine holds: bounded, the least recently used one is replaced."""
 
 from __future__ import annotations
 
@@ -26,7 +21,7 @@ T = TypeVar("T")
 
 
 class PolicyKey(NamedTuple):
-    """Identifies weights. All policies without a path share one key: the base model's.
+    """Identifies weights; all policies without a path have the base model's key.
 
     Example:
         >>> PolicyKey.of(PolicyRef(uid="step-0", kind="checkpoint")).path is None
@@ -44,8 +39,8 @@ class PolicyKey(NamedTuple):
         return cls(policy.uid, policy.path_or_name)
 
 
+#: Key of the base model.
 BASE = PolicyKey("", None)
-"""The base model's."""
 
 
 class Versions(ABC, Generic[T]):
@@ -76,7 +71,7 @@ class Versions(ABC, Generic[T]):
         return self._held[key]
 
     def load(self, key: PolicyKey, busy: Collection[PolicyKey]) -> bool:
-        """Makes ``key`` resident, in place of the least recently used version that is not busy.
+        """Make ``key`` resident, in place of the least recently used version that is not busy.
 
         Returns False when all places are busy. Raises EngineError when the policy does not load.
         """
@@ -93,7 +88,7 @@ class Versions(ABC, Generic[T]):
 
     @abstractmethod
     def _replace(self, victim: PolicyKey | None, key: PolicyKey, path: str) -> None:
-        """Loads ``key`` from ``path`` and drops ``victim``; EngineError if it does not load."""
+        """Load ``key`` from ``path`` and drop ``victim``; EngineError if it does not load."""
 
 
 @value
@@ -108,7 +103,7 @@ class Adapter:
 class AdapterTable(Versions[Adapter]):
     """The adapters in a vLLM engine.
 
-    add: loads an adapter into the engine, or raises EngineError. remove: unloads it.
+    ``add`` loads an adapter into the engine, or raises EngineError; ``remove`` unloads it.
     """
 
     def __init__(
@@ -119,17 +114,13 @@ class AdapterTable(Versions[Adapter]):
         self._numbers = itertools.count(1)
 
     def load(self, key: PolicyKey, busy: Collection[PolicyKey]) -> bool:
-        """Load as ``Versions.load``, and check the files before any adapter is unloaded."""
+        # Before any adapter is unloaded.
         if not self.is_resident(key):
             check_files(key)
         return super().load(key, busy)
 
     def _replace(self, victim: PolicyKey | None, key: PolicyKey, path: str) -> None:
-        """Unloads ``victim`` first: at capacity the engine has no place for one more.
-
-        If the engine refuses ``key``, ``victim`` is loaded again: on failure residency is
-        unchanged, unless the files of ``victim`` are gone.
-        """
+        # First: at capacity the engine has no place for one more.
         if victim is not None:
             self._remove(self._held[victim])
         try:
@@ -142,14 +133,15 @@ class AdapterTable(Versions[Adapter]):
             del self._held[victim]
 
     def _added(self, uid: str, path: str) -> Adapter:
-        """The adapter in ``path``, loaded into the engine under a new number."""
+        # vLLM finds weights by number, and cached prompts by name and path: with new ones, none of
+        # an older version are ever used.
         number = next(self._numbers)
         adapter = Adapter(number=number, name=f"{uid}#{number}", path=path)
         self._add(adapter)
         return adapter
 
     def _load_again(self, victim: PolicyKey) -> None:
-        """Loads an adapter that was unloaded in vain; it keeps its place in the order of use."""
+        """Load an adapter that was unloaded in vain; it keeps its place in the order of use."""
         try:
             self._held[victim] = self._added(victim.uid, self._held[victim].path)
         except EngineError as error:  # its files are gone: the next request for it fails
@@ -158,7 +150,7 @@ class AdapterTable(Versions[Adapter]):
 
 
 def check_files(key: PolicyKey) -> None:
-    """Raises PolicyLoadError unless the path of ``key`` holds the complete files of an adapter."""
+    """Raise PolicyLoadError unless the path of ``key`` holds the complete files of an adapter."""
     folder = Path(key.path or "")
     try:
         if kind_of_weights(folder) == "model":

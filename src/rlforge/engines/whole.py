@@ -1,9 +1,9 @@
 """Whole passes: each token is drawn from a pass over its sequence from the first token on.
 
-The engine's batches keep keys and values of rows that are aligned at their ends (``cache``). Not
-every decoder can be computed so: some keep more than keys and values, others take positions from
-the mask. ``cache_problem`` tries it when a model is loaded; where answers would differ, or the
-model fails, a ``WholeGroup`` takes the place of a ``Group``: slower, and exact for any decoder.
+Not every decoder can be computed with keys and values that are aligned at their ends (``cache``):
+some keep more than these, others take positions from the mask. ``cache_problem`` tries it when a
+model is loaded; where it fails, a ``WholeGroup`` takes the place of a ``Group``: slower, and exact
+for any decoder.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from rlforge.models.devices import is_lost
 from rlforge.models.last_layer import same_up_to_rounding
 from rlforge.types import PolicyRef, SamplingParams
 
-#: Most rows of a pass: logits are computed where any of them ends.
+# Most rows of a pass: logits are computed where any of them ends.
 _MOST_ROWS = 16
 
 #: Largest difference of log-probs in float32, for logits up to 1; it grows with them.
 _EXACT = 1e-5
 
-#: Fields of configurations that give the reach of a layer's attention, and the reach in a trial.
+#: Fields of configurations with the reach of a layer's attention, and the reach in a trial.
 _REACHES, _SHORT = ("sliding_window", "attention_chunk_size"), 4
 
 #: Fields of layers: from so many tokens on attention is scaled by position (Llama 4).
@@ -42,10 +42,9 @@ _SCALED_FROM = ("floor_scale",)
 
 
 class WholeGroup(Group):
-    """A running batch without a cache.
+    """A running batch without a cache, which reads equal sequences of one version once.
 
-    Sequences of one version that are equal so far are read once. padded: those of different lengths
-    are read together, the shorter ones filled up behind their end. most_tokens: of one pass.
+    ``padded`` and ``most_tokens`` are those of ``last_logits``.
     """
 
     def __init__(self, *args: Any, padded: bool, most_tokens: int, **named: Any) -> None:
@@ -53,17 +52,14 @@ class WholeGroup(Group):
         self._padded, self._most_tokens = padded, most_tokens
 
     def size(self, joining: Sequence[Generation] = ()) -> int:
-        """Nothing is kept of any sequence."""
         return 0
 
     def prefill(self, joining: Sequence[Generation]) -> list[Generation]:
-        """Draws the first token of each; returns those that are over after it."""
         over = self._draw_whole(joining)
         self._rows += [[each] for each in joining if each.finish_reason is None]
         return over
 
     def step(self) -> list[Generation]:
-        """Draws the next token of every running generation; returns those that are over."""
         running = self.running
         over = self._draw_whole(running)
         self._rows = [[each] for each in running if each.finish_reason is None]
@@ -93,8 +89,13 @@ def last_logits(
 ) -> Tensor:
     """The logits [B, number, V] after the last ``number`` tokens of each sequence.
 
-    padded: shorter ones are filled up behind their end; otherwise only those of one length are read
-    together. most_tokens: of one pass, if it has more than a row.
+    Args:
+        model: The causal model.
+        sequences: Token ids.
+        number: How many of the last tokens.
+        padded: Shorter ones are filled up behind their end; otherwise only those of one length are
+            read together.
+        most_tokens: Most tokens of a pass, if it has more than a row.
     """
     order = sorted(range(len(sequences)), key=lambda place: len(sequences[place]))
     found: dict[int, Tensor] = {}
@@ -112,7 +113,7 @@ def last_logits(
 
 
 def _read(model: Any, sequences: Sequence[Sequence[int]], number: int) -> Tensor:
-    """One pass, of sequences in the order of their lengths."""
+    """``last_logits`` by one pass, for sequences in the order of their lengths."""
     lengths = torch.tensor([len(each) for each in sequences])
     longest, device = int(lengths[-1]), next(model.parameters()).device
     ids = torch.tensor([[*each, *[0] * (longest - len(each))] for each in sequences])
@@ -128,16 +129,13 @@ def _read(model: Any, sequences: Sequence[Sequence[int]], number: int) -> Tensor
     return picked
 
 
-# ---------------------------------------------------------------- the trial of a loaded model
-
-
 @torch.inference_mode()
 def cache_problem(policies: PolicyStore, *, narrow: bool, longest: int = sys.maxsize) -> str:
-    """Why the base model cannot answer from cached keys and values; "" if it can.
+    """The reason why the base model cannot answer from cached keys and values; "" if it can.
 
     A few short requests, which join a batch one after the other and continue one another's rows,
-    are compared with plain passes. Windows of attention are shorter than the requests meanwhile.
-    narrow: as of ``Group``. longest: tokens of the longest sequence, which meets what begins later.
+    are compared with plain passes. ``narrow`` is that of ``Group``; ``longest`` counts the tokens
+    of the longest sequence.
     """
     with _short_windows(policies.base, longest):
         try:
@@ -160,7 +158,7 @@ def cache_problem(policies: PolicyStore, *, narrow: bool, longest: int = sys.max
 def reads_padded(policies: PolicyStore) -> bool:
     """Whether sequences of different lengths may be filled up behind their end and read together.
 
-    Raises ConfigError for a model whose log-probs of a token depend on later ones.
+    Raises ConfigError for a model whose log-probs depend on later tokens.
     """
     sequences = [_tokens(policies.base, length) for length in (3, 6, 10)]
     with policies.plain() as model:
@@ -225,7 +223,7 @@ def _tokens(model: Any, length: int) -> tuple[int, ...]:
 
 
 def _plain_logprobs(model: Any, sequence: Sequence[int]) -> tuple[Tensor, float]:
-    """Log-probs of all tokens but the first, by a pass of the sequence alone; the largest logit."""
+    """Log-probs of all tokens but the first by a pass of their own, and the largest logit."""
     ids = torch.tensor([sequence], device=next(model.parameters()).device)
     logits = model(input_ids=ids, use_cache=False).logits[0].float()
     logprobs = torch.log_softmax(logits[:-1], -1).gather(1, ids[0, 1:, None])[:, 0]
@@ -244,7 +242,7 @@ def _agree(said: Tensor, expected: Tensor, scale: float, dtype: torch.dtype) -> 
 
 @contextlib.contextmanager
 def _short_windows(model: Any, longest: int) -> Iterator[None]:
-    """In the block, a few tokens exceed windows of masks, and what ``longest`` tokens exceed."""
+    """In the block, a few tokens exceed all reaches of attention that ``longest`` tokens exceed."""
     configs = {id(each): each for each in (model.config, model.config.get_text_config())}
     fields = [(config, name, sys.maxsize) for config in configs.values() for name in _REACHES]
     fields += [(module, name, longest) for module in model.modules() for name in _SCALED_FROM]
