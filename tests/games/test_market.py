@@ -1,7 +1,6 @@
 """The market as a game: turns, answers in both forms, forfeits, rewards."""
 
 import math
-import random
 
 import pytest
 from tests.factories import scripted_game
@@ -33,18 +32,6 @@ def test_games_follow_from_seeds():
     rewards = [scripted_game(env, names, seed).result().rewards for seed in (1, 1, 2)]
     assert rewards[0] == rewards[1] != rewards[2]
     assert list(rewards[0]) == [0, 1, 2]
-
-
-def test_better_traders_win_more_rewards():
-    means = {}
-    env = EnvSpec(id="market", source="market", num_players=3)
-    for seed in range(6):
-        names = ["noise_trader", "momentum_trader", "value_trader"]
-        random.Random(seed).shuffle(names)
-        for seat, reward in scripted_game(env, names, seed).result().rewards.items():
-            assert -1 < reward <= 1
-            means[names[seat]] = means.get(names[seat], 0.0) + reward / 6
-    assert means["noise_trader"] + 0.1 < means["momentum_trader"] + 0.05 < means["value_trader"]
 
 
 def test_holding_scores_nothing_and_profit_is_squashed(monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlforge.continuous.decisions.columns import decision_row, outcome_row, to_decisions
+from rlforge.continuous.decisions.columns import decision_row, outcome_row
 from rlforge.continuous.decisions.records import Decision, Metadata, Result
 from rlforge.continuous.decisions.store import TrajectoryStore
 from rlforge.errors import RlforgeError
@@ -107,10 +107,3 @@ def test_a_value_that_cannot_be_stored_is_refused_by_field(make, changes, messag
     with pytest.raises(RlforgeError) as caught:
         decision_row(make(1, **changes))
     assert message in str(caught.value)
-
-
-def test_columns_that_a_dataset_lacks_take_defaults(make):
-    whole_row = decision_row(make.whole(1))
-    kept = ("id", "agentId", "windowId", "state", "action", "timestamp")
-    (back,) = to_decisions([{name: whole_row[name] for name in kept}])
-    assert back == make(1, metadata=Metadata(provider=""))

@@ -99,19 +99,6 @@ def test_a_window_may_be_read_with_as_many_open_outcomes_as_completeness_allows(
         assert Windows(store, WindowConfig(**settings)).may_stay_open(TEN_ID) == expected
 
 
-def test_windows_of_other_lengths(tmp_path, make):
-    config = WindowConfig(minutes=2.5, min_agents=1, min_actions=1, min_trajectories_per_agent=1)
-    with TrajectoryStore(tmp_path / "short") as store:
-        windows = Windows(store, config)
-        for number in range(5):
-            moment = TEN + number * 60
-            store.append([make.whole(number, window_id=windows.grid.id_of(moment))])
-        assert windows.ids() == [TEN_ID, "2024-11-13-10:02:30"]
-        window = windows.get("2024-11-13-10:02:30")
-    assert (window.start_time, window.end_time) == (TEN + 150, TEN + 300)
-    assert len(window.decisions) == 2
-
-
 def window(make, agents=3, each=5, **changes):
     return [make.whole(i, f"agent-{a}", **changes) for a in range(agents) for i in range(each)]
 
@@ -160,28 +147,19 @@ def test_rewards_outside_of_the_bounds_are_left_out(store, make, caplog):
     assert "2 of 17 decisions are left out, whose rewards lie outside of [-1, 1]" in caplog.text
 
 
-def test_no_op_is_not_an_action(make):
+def test_every_reason_is_given(make):
     idle = [make.whole(i, "idle", action={"type": "NO_OP"}) for i in range(9)]
     idle += window(make, agents=2)
     assert reasons(idle) == ("2 of 3 learning agents have 5 decisions and 5 actions",)
     assert reasons(idle, min_actions=0) == ()
-
-
-def test_unknown_outcomes(make):
     open_ones = [*window(make), make(5), make(6)]
     said = "2 of 17 decisions have no known outcome"
     assert reasons(open_ones) == (said,)
     assert reasons(open_ones, completeness=0.95) == (f"{said}; 95% must be known",)
     assert reasons(open_ones, completeness=0.88) == ()
-
-
-def test_average_reward(make):
     low = window(make, reward=0.3)
     assert reasons(low, avg_reward_threshold=0.3) == reasons(low, avg_reward_threshold=None) == ()
     assert reasons(low, avg_reward_threshold=0.31) == ("average reward 0.3 is below 0.31",)
-
-
-def test_every_reason_is_given(make):
     assert reasons([make.whole(1, reward=0.1), make(2)], left=1, avg_reward_threshold=0.3) == (
         "it is open for another 0:00:01",
         "0 of 3 learning agents have 5 decisions and 5 actions",

@@ -7,6 +7,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from rlforge.continuous.config.market import MarketConfig
+from rlforge.continuous.market.actions import NO_OP, leave
+from rlforge.continuous.market.traders import Crowd
 from rlforge.continuous.market.world import World
 
 # Wild prices, small vault, shallow markets: liquidations, deleveraging and capped payouts happen.
@@ -78,16 +80,6 @@ step = st.tuples(
 )
 
 
-def leaving(state):
-    positions = state["portfolio"]["positions"]
-    if not positions:
-        return {"type": "NO_OP"}
-    first = positions[0]
-    if first["kind"] == "shares":
-        return {"type": "SELL_SHARES", "positionId": first["id"], "shares": first["shares"]}
-    return {"type": "CLOSE_POSITION", "positionId": first["id"]}
-
-
 def check_money(world, issued):
     accounts = world.books.accounts()
     assert sum(accounts.values()) == 0
@@ -138,7 +130,10 @@ def test_money_is_conserved_and_every_decision_settles_exactly_once(seed, steps)
 
     for agent, action, passes in steps:
         before = world.state(agent)
-        receipt = world.decide(agent, leaving(before) if action is True else action)
+        if action is True:
+            held = before["portfolio"]["positions"]
+            action = leave(held[0]) if held else NO_OP
+        receipt = world.decide(agent, action)
         open_tickets[receipt.ticket] = (agent, receipt.accepted)
         if not receipt.accepted:
             assert receipt.problem
@@ -155,9 +150,6 @@ def test_money_is_conserved_and_every_decision_settles_exactly_once(seed, steps)
 
 
 def test_random_play_meets_every_way_in_which_a_trade_ends():
-    """Random play with these settings meets liquidation and a vault that runs short."""
-    from rlforge.continuous.market.traders import Crowd
-
     texts = set()
     for seed in range(6):
         world = World(dataclasses.replace(WILD, traders={"noise": 12, "momentum": 4}), seed)

@@ -6,14 +6,10 @@ import time
 from dataclasses import replace
 
 import pytest
-from tests import factories
 from tests.harness.chat_server import ChatHandler, completion, serving
 
-from rlforge.continuous.config.market import MarketConfig
 from rlforge.continuous.config.ruler import JudgeConfig, RulerConfig
 from rlforge.continuous.decisions.records import Metadata
-from rlforge.continuous.market.traders import Crowd
-from rlforge.continuous.market.world import World
 from rlforge.continuous.ruler.base import NOT_JUDGED
 from rlforge.continuous.ruler.judge import AnswerCache, divide
 from rlforge.continuous.ruler.question import JudgeQuestion, JudgeVerdict
@@ -28,11 +24,6 @@ def _verdict(text):
     outcome = re.search(r'"outcome": "(YES|NO)"', text).group(1)
     said = re.findall(r'"stance": "(YES|NO)"', text)
     return said.count(outcome) / len(said)
-
-
-def _praise(text):
-    """What a vain judge says: go with the words, and otherwise by something else."""
-    return 1.0 if "wonderful" in text else len(text) % 7 / 10
 
 
 USAGE = {"prompt_tokens": 900, "completion_tokens": 100, "total_tokens": 1000}
@@ -68,9 +59,8 @@ class Handler(ChatHandler):
     def _text(self, mood, asked):
         text = asked["messages"][1]["content"]
         parts = re.split(r"Decision (\w+)\n", text)
-        judged = _praise if mood == "vain" else _verdict
         entries = [
-            {"id": name, "explanation": f"on {name}", "score": judged(parts[0] + text)}
+            {"id": name, "explanation": f"on {name}", "score": _verdict(parts[0] + text)}
             for name, text in zip(parts[1::2], parts[2::2], strict=True)
         ]
         if mood == "prose":
@@ -177,10 +167,9 @@ async def test_low_temperatures_spread_scores_and_high_ones_contract_them(server
 async def test_after_bad_answers_a_group_stays_unscored(server, judged, few, mood, caplog):
     scores = await judged(few, mood, retries=2)
     assert scores.values == (None,) * 8
-    assert scores.metrics["unscored"] == 8
-    assert scores.metrics["judge_failed_groups"] == 1
-    assert scores.metrics["judge_calls"] == len(server.requests) == 3
-    assert scores.metrics["judge_retries"] == 2
+    counted = {"unscored": 8, "judge_failed_groups": 1, "judge_calls": 3, "judge_retries": 2}
+    assert counted.items() <= scores.metrics.items()
+    assert len(server.requests) == 3
     assert all(explanation.startswith("unscored: ") for explanation in scores.explanations)
     assert f"window {few[0].window_id}: 8 decisions unscored" in caplog.text
     if mood == "prose":
@@ -224,19 +213,23 @@ async def test_calls_without_a_whole_answer_leave_the_group_unscored(
     assert why in scores.explanations[0]
 
 
-async def test_a_judge_that_is_down_is_not_asked_again(server, judged, window, caplog):
-    scores = await judged(window, "broken", retries=1, max_concurrency=1)
-    assert scores.metrics["unscored"] == 80
-    assert scores.metrics["judge_calls"] == 3  # three groups in a row
-    assert len(server.requests) == 3 * 2  # with two tries each
-    assert "the judge is down" in caplog.text
-
-
-async def test_a_wrong_key_costs_one_call_and_is_not_shown(judged, window, caplog):
-    scores = await judged(window, "wrong key", max_concurrency=1)
+@pytest.mark.parametrize(
+    ("mood", "calls", "requests", "tokens", "why"),
+    [
+        ("broken", 3, 3 * 2, 0, "the judge is down"),  # three groups in a row, with two tries each
+        ("wrong key", 1, 1, 0, "HTTP status 401"),
+        # Answers that reasoning has used up are paid for, and no more are asked for.
+        ("spent", 3, 3, 3000, "used up ruler.judge.max_answer_tokens=100; raise it"),
+    ],
+)
+async def test_a_judge_that_is_down_is_not_asked_again(
+    server, judged, window, caplog, mood, calls, requests, tokens, why
+):
+    scores = await judged(window, mood, retries=1, max_concurrency=1, **CUT)
     assert set(scores.values) == {None}
-    assert (scores.metrics["judge_calls"], scores.metrics["judge_tokens"]) == (1, 0)
-    assert "HTTP status 401" in caplog.text
+    assert (scores.metrics["judge_calls"], scores.metrics["judge_tokens"]) == (calls, tokens)
+    assert len(server.requests) == requests
+    assert why in caplog.text
     assert KEY not in caplog.text + "".join(scores.explanations)
 
 
@@ -252,16 +245,6 @@ async def test_servers_without_schemas_are_asked_for_simpler_forms(
     asked = [request.get("response_format", {}).get("type") for request in server.requests]
     assert asked == forms
     assert scores.metrics["judge_calls"] == 2
-
-
-async def test_an_answer_that_reasoning_has_used_up_is_paid_for_and_not_asked_for_again(
-    server, judged, window
-):
-    scores = await judged(window, "spent", **CUT, max_concurrency=1)
-    assert set(scores.values) == {None}
-    assert "used up ruler.judge.max_answer_tokens=100; raise it" in scores.unscored
-    assert len(server.requests) == 3  # then the judge counts as down
-    assert scores.metrics["judge_tokens"] == 3000
 
 
 async def test_a_judge_of_any_provider_is_asked_by_litellm(server, judged, window):
@@ -418,48 +401,3 @@ async def test_only_decisions_that_may_be_learned_from_are_judged(judged, window
     assert scores.unscored == ""
     for one, score, why in zip(decisions, scores.values, scores.explanations, strict=True):
         assert one.metadata.learns or (score, why) == (None, NOT_JUDGED)
-
-
-async def test_of_a_markets_questions_nearly_all_is_about_decisions_that_train(server, judged):
-    """Two thirds of the market's agents are scripted, whose decisions have no part in it."""
-    world = World(MarketConfig(), 0)
-    crowd, decisions = Crowd(world, 0), []
-    for tick in range(6):
-        for place, choice in enumerate(crowd.act()):
-            decisions.append(
-                factories.decision(
-                    tick,
-                    choice.receipt.agent_id,
-                    place / 10,
-                    state=choice.state,
-                    action=choice.action,
-                    provider="tiny" if place % 3 == 0 else f"scripted:{choice.kind}",
-                )
-            )
-        world.tick()
-    await judged(decisions, "prose", retries=0)
-    asked = [request["messages"] for request in server.requests]
-    shown = "".join(user["content"] for _, user in asked)
-    assert shown.count("Decision ") == sum(one.metadata.learns for one in decisions)
-    assert len(shown) / sum(len(m["content"]) for one in asked for m in one) > 0.9
-
-
-async def test_flattery_changes_no_score(judged, window):
-    """However it is put: as reasoning, confidence or note, or as the content of a post."""
-    praise = "a wonderful trade"
-    post = {"type": "CREATE_POST", "content": "so it is"}
-    honest = [replace(one, action=post) if n % 3 else one for n, one in enumerate(window)]
-    vain = [
-        replace(
-            one,
-            action={**one.action, "note": praise, "confidence": 1.0}
-            | ({"content": praise} if "content" in one.action else {}),
-            metadata=replace(one.metadata, reasoning=praise, confidence=1.0),
-        )
-        if n % 2
-        else one
-        for n, one in enumerate(honest)
-    ]
-    scores = [await judged(all_, "vain") for all_ in (honest, vain)]
-    assert scores[0].values == scores[1].values
-    assert max(score for score in scores[1].values if score is not None) < 1.0

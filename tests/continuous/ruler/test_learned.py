@@ -93,20 +93,10 @@ def test_a_full_disk_is_logged_and_tried_again(method, make_window, tmp_path, ca
     assert _scorer(method, model_path=str(tmp_path)).learn([])["learned_windows"] == 1
 
 
-def test_the_memory_of_a_scorer_is_bounded(method, make_window, monkeypatch):
-    monkeypatch.setattr("rlforge.continuous.ruler.learned.MEMORY_ROWS", 10)
-    scorer = _scorer(method, memory_windows=2)
-    metrics = scorer.learn([make_window(n) for n in range(3)])
-    assert metrics == {**LEARNED, "learned_decisions": 20, "newly_learned": 3}
-
-
-def test_a_state_that_is_damaged_or_of_other_features_is_refused(method, make_window, tmp_path):
+def test_a_state_of_other_features_is_refused(method, make_window, tmp_path):
     _scorer(method, model_path=str(tmp_path)).learn([make_window(0)])
     with pytest.raises(CheckpointError, match=r"other features.*ruler\.features"):
         _scorer(method, model_path=str(tmp_path), features="with_outcome")
-    (tmp_path / f"{method}.npz").write_bytes(b"nonsense")
-    with pytest.raises(CheckpointError, match=rf"{method}\.npz is not a readable state"):
-        _scorer(method, model_path=str(tmp_path))
 
 
 async def test_the_outcome_alone_does_not_change_the_score_of_a_decision(method, make_window):
@@ -146,24 +136,18 @@ async def test_one_agent_is_nothing_to_compare_unless_with_itself(method, make_w
     assert len(set(scores.values)) > 1
 
 
-@pytest.mark.parametrize("reward", [0.0, 0.4, -1.0])
-async def test_equal_rewards_are_nothing_to_compare(method, make_window, reward):
-    window = make_window(0)
-    alike = [dataclasses.replace(decision, reward=reward) for decision in window.decisions]
-    scores = await _scorer(method).score(alike)
-    assert set(scores.values) == {0.5}
-    assert scores.metrics["nothing_to_compare"] == 1
-    assert f"all rewards are {reward:g}" in scores.explanations[0]
-
-
-async def test_equal_decisions_are_nothing_to_compare(method, make_window):
+async def test_equal_rewards_or_decisions_are_nothing_to_compare(method, make_window):
+    decisions = make_window(0).decisions
+    alike = [dataclasses.replace(decision, reward=0.0) for decision in decisions]
+    one = without_outcome(decisions[0])
+    twins = [dataclasses.replace(one, agent_id=name) for name in ("a", "b", "c")]
     scorer = _scorer(method)
     scorer.learn([make_window(1)])
-    one = without_outcome(make_window(0).decisions[0])
-    twins = [dataclasses.replace(one, agent_id=name) for name in ("a", "b", "c")]
-    scores = await scorer.score(twins)
-    assert scores.values == (0.5, 0.5, 0.5)
-    assert scores.metrics["nothing_to_compare"] == 1
+    for given, why in ((alike, "all rewards are 0"), (twins, "all scores are equal")):
+        scores = await scorer.score(given)
+        assert set(scores.values) == {0.5}
+        assert scores.metrics["nothing_to_compare"] == 1
+        assert why in scores.explanations[0]
 
 
 async def test_without_model_and_outcomes_decisions_stay_unscored(method, make_window, caplog):
@@ -226,7 +210,7 @@ def test_a_window_is_remembered_once_and_the_oldest_is_forgotten():
     assert [window.id for window in memory.windows] == ["w2", "w3"]
 
 
-def test_a_seeded_sample_of_a_large_window_is_kept():
+def test_a_seeded_sample_of_a_large_window_is_kept(make_window, monkeypatch):
     draws = []
     for _ in range(2):
         memory = _memory(rows=10)
@@ -236,6 +220,9 @@ def test_a_seeded_sample_of_a_large_window_is_kept():
         np.testing.assert_array_equal(window.features[:, 0], window.rewards * 10)
         draws.append(window.rewards)
     np.testing.assert_array_equal(*draws)
+    monkeypatch.setattr("rlforge.continuous.ruler.learned.MEMORY_ROWS", 10)
+    metrics = _scorer("preference", memory_windows=2).learn([make_window(n) for n in range(3)])
+    assert metrics == {**LEARNED, "learned_decisions": 20, "newly_learned": 3}
 
 
 @pytest.mark.parametrize("damage", [b"", b"no archive", None])

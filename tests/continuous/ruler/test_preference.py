@@ -72,7 +72,7 @@ async def test_the_first_window_is_ordered_by_its_own_pairs(make_window):
     window = make_window(0)
     scores = await _scorer().score(window.decisions)
     rewards = [decision.reward for decision in window.decisions]
-    assert (agreement(scores.values, rewards, margin=0.05).pairwise_accuracy or 0) > 0.95
+    assert (agreement(scores.values, rewards).pairwise_accuracy or 0) > 0.95
     assert scores.metrics["pairs"] > 0 == scores.metrics["learned_pairs"]
     assert "won" in scores.explanations[0]
 

@@ -51,8 +51,9 @@ async def test_the_first_window_is_predicted_from_its_other_decisions(make_windo
     assert len(set(scores.values)) > 10
 
 
-def test_a_decision_is_not_predicted_from_its_own_reward():
+def test_a_decision_is_not_predicted_from_its_own_reward(monkeypatch):
     """Rewards are noise: only a model that saw them could agree with them."""
+    monkeypatch.setattr("rlforge.continuous.ruler.regression.TREES", 10)
     scorer, draw = _scorer(model="gradient_boosting"), np.random.default_rng(3)
     features = draw.normal(size=(300, len(scorer.memory.names)))
     rewards = draw.normal(size=300).tolist()

@@ -29,9 +29,7 @@ def test_the_documented_constructor_and_call(method, make_window, tmp_path):
     again = RULERScorer(model_path=tmp_path / "checkpoints" / "latest", scoring_method=method)
     assert again.score_trajectories(trajectories) == scores
     assert list(again.score(trajectories).values) == scores
-    config = RULERScorer().config
-    assert (config.scoring_method, config.temperature) == ("preference", 0.7)
-    assert config.model_path is None
+    assert RULERScorer().config == RulerConfig()
     with pytest.raises(ConfigError, match=r"scorer 'guess': no such choice"):
         RULERScorer(scoring_method="guess")
 

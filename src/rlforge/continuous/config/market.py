@@ -1,7 +1,4 @@
-"""The configuration of the market (group ``market``).
-
-Amounts are in dollars, shares of something between 0 and 1, times in ticks of the market's clock.
-"""
+"""The configuration of the market (group ``market``); amounts are in dollars."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ class MarketConfig(Group):
 
     #: Simulated minutes between two rounds of decisions.
     tick_minutes: Positive = 5.0
-    #: Ticks of an episode: at its end all positions are settled and balances are reset.
+    #: Ticks of an episode: at its end positions are settled and balances reset.
     episode_ticks: Count = 24
     #: Prediction markets that are open at a time.
     predictions: Whole = 6
@@ -72,20 +69,20 @@ class MarketConfig(Group):
     news: Annotated[dict[AccountName, Share | None], Length(0, 5)] = field(
         default_factory=lambda: {"wire": 0.9, "daily": 0.7, "rumor": 0.55}
     )
-    #: Chance per tick that an account posts about a market on which it has not posted yet.
+    #: Chance per tick that an account posts its view of a market.
     news_rate: Share = 0.3
     #: Chance that a post reaches an agent that does not follow its author.
     visibility: Share = 0.6
     #: Posts that an agent sees.
     feed_length: Count = 24
     #: Most characters of a state in a prompt in prose: what matters least is left out. null: all,
-    #: and in a continuous run as much as fits the model's context.
+    #: in a continuous run as much as fits the model's context.
     prompt_chars: Annotated[int, Range(200)] | None = None
     #: Number of scripted traders of each kind.
     traders: dict[TraderKind, Whole] = field(
         default_factory=lambda: {"noise": 8, "momentum": 2, "value": 2, "insider": 1}
     )
-    #: Stakes of the compact actions, of the starting balance.
+    #: Stakes of the compact actions, as shares of the starting balance.
     stakes: Annotated[list[Probability], Length(3)] = field(
         default_factory=lambda: [0.02, 0.05, 0.1]
     )
@@ -103,7 +100,8 @@ class MarketConfig(Group):
         if self.stakes != sorted(self.stakes):
             yield "stakes", "must rise from the smallest to the largest"
         if self.stakes[0] * STARTING_BALANCE < 1:
-            yield ("stakes", "must come to 1.00 or more of the starting balance")
+            yield "stakes", "must come to 1.00 or more of the starting balance"
+        # Opening moves the price: at this size by more than the margin over its maintenance.
         size = self.stakes[2] * STARTING_BALANCE * COMPACT_LEVERAGE
         room = 1 / COMPACT_LEVERAGE - MAINTENANCE_MARGIN
         if math.expm1(min(size / self.depth, 100.0)) >= room:

@@ -20,7 +20,7 @@ DEFAULT_RUBRIC = (
 class PreferenceConfig(Group):
     """The preference model: Bradley-Terry with strengths that are linear in the features."""
 
-    #: Rewards that differ by this or less are a tie, and give no pair.
+    #: Rewards that differ by this or less give no pair.
     margin: NotNegative = 0.05
     #: Add pairs from the outcomes of the scored window to the learned model's scores.
     window_pairs: bool = True
@@ -38,36 +38,34 @@ class RegressionConfig(Group):
 class JudgeConfig(Group):
     """The language model that judges groups of decisions.
 
-    Keys come from the environment only: OPENAI_API_KEY, OPENROUTER_API_KEY, or those of the
-    provider that LiteLLM asks.
+    Keys come from the environment: OPENAI_API_KEY, OPENROUTER_API_KEY, or LiteLLM's.
     """
 
-    #: ``openai:MODEL`` or ``openrouter:MODEL`` behind HTTP, ``litellm:PROVIDER/MODEL`` for every
-    #: provider that LiteLLM reaches (``rlforge[litellm]``), or ``engine``: the run's own model.
+    #: ``openai:MODEL`` or ``openrouter:MODEL``, ``litellm:PROVIDER/MODEL`` for any provider of
+    #: LiteLLM (``rlforge[litellm]``), or ``engine``: the run's own model.
     model: Text = "openai:gpt-5-mini"
-    #: Base URL of the endpoint; null is the provider's own.
+    #: Base URL of the endpoint; null: the provider's own.
     base_url: Url | None = None
-    #: The judge's instruction: the criteria of a good decision.
+    #: The criteria of a good decision.
     rubric: Text = DEFAULT_RUBRIC
-    #: Decisions in one call. They are scored relative to each other.
+    #: Decisions in one call, which are scored relative to each other.
     group_size: Annotated[int, Range(2)] = 12
     #: ``time``: neighbours in time, of all agents; ``agent``: decisions of one agent.
     group_by: Literal["time", "agent"] = "time"
-    #: Sampling temperature of the judge; null leaves the endpoint's own, and a model that takes no
-    #: other, as reasoning models, keeps it (``engine`` is greedy then).
+    #: Sampling temperature; null: the endpoint's own (``engine`` is greedy). A reasoning model that
+    #: takes no other keeps its own.
     sampling_temperature: NotNegative | None = None
-    #: Most tokens in one answer, thoughts of reasoning models included.
+    #: Most tokens in one answer, thoughts included.
     max_answer_tokens: Count = 2048
-    #: Characters kept of a decision's text, and of the prefix that all texts of a group share.
+    #: Characters kept of a decision's text, and of the beginning that all of a group share.
     max_text_chars: Annotated[int, Range(100)] = 6000
-    #: Tries after the first of a request that fails, and questions after an answer that cannot be
-    #: used.
+    #: Tries after the first of a failed request, and questions after an unusable answer.
     retries: Whole = 2
     #: Seconds until a call counts as failed.
     timeout_s: Positive = 60.0
     #: Calls under way at once.
     max_concurrency: Count = 4
-    #: Most questions for one window; tries of a request that fails count once.
+    #: Most questions for one window.
     max_calls: Count = 200
     #: Most tokens for one window, of prompts and answers together.
     max_tokens: Count = 1_000_000
@@ -85,11 +83,11 @@ class RulerConfig(Group):
     #: Input of a scorer: ``state_action``, known when the decision was made, or ``with_outcome``,
     #: which adds its outcome.
     features: Literal["state_action", "with_outcome"] = "state_action"
-    #: Directory of a scorer's learned state; null: only in memory.
+    #: Folder of a scorer's learned state; null: only in memory.
     model_path: Text | None = None
-    #: Fewest agents whose decisions are compared; 1 also compares the decisions of a single agent.
+    #: Fewest agents whose decisions are compared; 1: also those of a single agent.
     min_agents: Count = 2
-    #: Windows that a learned scorer remembers; older ones are forgotten first.
+    #: Windows that a learned scorer remembers.
     memory_windows: Count = 50
     #: Settings of ``scoring_method: preference``.
     preference: PreferenceConfig = field(default_factory=PreferenceConfig)

@@ -54,8 +54,8 @@ class DeploymentConfig(Group):
     strategy: Literal["replace", "ab_test"] = "replace"
     #: Share of the probes whose answer must have the format of ``model.action_extraction``.
     min_format: Share = 0.9
-    #: Games, or episodes in a market, played with the new and with the current version; 0: versions
-    #: are not compared. Nor are they without games or a market (``continuous.source``).
+    #: Games, or episodes in a market, played with the new and with the current version; 0, or
+    #: without games and market: versions are not compared.
     holdout_games: Whole = 200
     #: Opponent in those games: a scripted player, ``base``, ``hf:ORG/MODEL`` or ``hf:FOLDER``.
     holdout_opponent: Text = "random_legal"
@@ -65,16 +65,16 @@ class DeploymentConfig(Group):
     alpha: Probability = 0.05
     #: Test of the paired differences: ``t``, ``wilcoxon`` or ``sign``.
     test: Literal["t", "wilcoxon", "sign"] = "t"
-    #: Refuse a version whose profit in held-out markets does not rise with its rewards, which puts
-    #: money at stake much less often, or whose answers are refused more often: it exploits the
-    #: reward. Without a market nothing is checked.
+    #: Refuse a version that exploits the reward: whose profit in held-out markets does not rise
+    #: with its rewards, which puts money at stake much less often, or whose answers are refused
+    #: more often. Without a market nothing is checked.
     check_conduct: bool = True
-    #: Time-out in seconds of each step of a deployment, including the held-out games.
+    #: Time-out in seconds of each step of a deployment, held-out games included.
     timeout_s: Positive = 600.0
     #: Previous versions kept on disk for a rollback.
     keep: Count = 5
-    #: Serve the base model where no trained version can be served any more, as when its files are
-    #: damaged; otherwise that is an error. A rollback that is asked for may always end there.
+    #: Serve the base model where no trained version can be served, as when its files are damaged;
+    #: else that is an error. A rollback that is asked for may always end there.
     fall_back_to_base: bool = False
     #: Trials of ``strategy: ab_test``.
     ab: AbTestConfig = field(default_factory=AbTestConfig)
@@ -88,7 +88,7 @@ class DeploymentConfig(Group):
 class ServeConfig(Group):
     """The HTTP service (group ``serve``)."""
 
-    #: Address to listen on; anything but loopback needs the token in every request.
+    #: Address to listen on; anything but loopback needs the token.
     host: Text = "127.0.0.1"
     #: Port; 0 takes a free one.
     port: Annotated[int, Range(0, 65535)] = 8000

@@ -1,7 +1,4 @@
-"""Decisions as rows of a table, with camelCase names, and back.
-
-States and actions are JSON text, because their fields vary; other fields are plain data.
-"""
+"""Decisions as rows of a table, with camelCase names, and back."""
 
 from __future__ import annotations
 
@@ -25,11 +22,7 @@ COMPLETION = Codec(Completion, camel_case=True)
 
 
 def decision_row(decision: Decision) -> dict[str, Any]:
-    """``decision`` as a row.
-
-    Raises RlforgeError, naming decision and field, for what is not JSON, a number that is not
-    finite, an empty name, and a window id that is not a time.
-    """
+    """``decision`` as a row; RlforgeError names the field that cannot be stored."""
     who = f"decision {decision.id!r}"
     if not decision.id or not decision.agent_id:
         raise RlforgeError(f"{who} of agent {decision.agent_id!r}: both need a name")
@@ -40,6 +33,7 @@ def decision_row(decision: Decision) -> dict[str, Any]:
         "id": writable(decision.id),
         "agentId": writable(decision.agent_id),
         "windowId": decision.window_id,
+        # States and actions are JSON text, because their fields vary.
         "state": _json(who, "state", decision.state),
         "action": _json(who, "action", decision.action),
         "reward": None if decision.reward is None else _finite(who, "reward", decision.reward),
@@ -56,19 +50,17 @@ def decision_row(decision: Decision) -> dict[str, Any]:
 
 
 def digest_of_decisions(decisions: Iterable[Decision]) -> str:
-    """The SHA-256 of decisions in order, as they are written; raises as ``decision_row`` does.
-
-    Deployments have no names there: these count interrupted ones, too.
-    """
+    """The SHA-256 of decisions in order, as they are written."""
     rows = list(map(decision_row, decisions))
     for row in rows:
         if row["completion"] is not None:
+            # Names of deployments count interrupted ones, too, which a repeated run has not.
             del row["completion"]["policyUid"]
     return digest_of(rows)
 
 
 def outcome_row(outcome: DecisionOutcome) -> dict[str, Any]:
-    """The columns of its decision that ``outcome`` knows; raises as ``decision_row`` does."""
+    """The columns of its decision that ``outcome`` knows."""
     who = f"outcome of decision {outcome.decision_id!r}"
     return {
         "id": writable(outcome.decision_id),
@@ -79,7 +71,8 @@ def outcome_row(outcome: DecisionOutcome) -> dict[str, Any]:
 
 
 def to_decisions(rows: Iterable[Mapping[str, Any]]) -> list[Decision]:
-    """The decisions of rows, as they were written; equal JSON texts are shared."""
+    """The decisions of rows, as they were written."""
+    # Next states are the states of later decisions: equal texts are parsed once.
     parse, collects = functools.cache(json.loads), gc.isenabled()
     # Thousands of states are a million small objects, none of them garbage: to walk them again and
     # again would take as long as to parse them.
@@ -92,7 +85,7 @@ def to_decisions(rows: Iterable[Mapping[str, Any]]) -> list[Decision]:
 
 
 def to_decision(row: Mapping[str, Any], parse: Callable[[str], Any] = json.loads) -> Decision:
-    """One row; states and actions may be JSON text, which ``parse`` reads, or objects."""
+    """One decision; states and actions are JSON text, which ``parse`` reads, or objects."""
 
     def parsed(content: Any) -> Any:
         return parse(content) if isinstance(content, str) else content
@@ -141,7 +134,7 @@ def _json(who: str, field: str, content: Mapping[str, Any]) -> str:
 def _plain(content: Any) -> Any:
     if isinstance(content, Mapping):
         return dict(content)
-    if hasattr(content, "item"):  # a numpy scalar
+    if hasattr(content, "item"):  # a numpy scalar, as of rewards that a user computes
         return content.item()
     raise TypeError(f"a {type(content).__name__} cannot be stored")
 

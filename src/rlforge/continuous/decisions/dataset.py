@@ -1,10 +1,8 @@
 """Export and import in the layout of Hugging Face ``datasets``.
 
-``data/train-NNNNN.parquet`` has the decisions, ``windows/train-00000.parquet`` the metrics of the
-run's windows, and the head of ``README.md`` describes both to ``load_dataset``.
-Columns of decisions are those of the store, except that ``timestamp`` is a date with microseconds
-and states and actions are JSON to arrow as well, which ``datasets`` reads as objects; ``score`` and
-``explanation`` are the scorer's.
+``data/train-NNNNN.parquet`` has the decisions with the columns of the store, a date as
+``timestamp`` and the scorer's ``score`` and ``explanation``; ``windows/train-00000.parquet`` has
+the metrics of the run's windows. The head of ``README.md`` describes both to ``load_dataset``.
 """
 
 from __future__ import annotations
@@ -37,6 +35,7 @@ from rlforge.types import value
 _RESULT = pa.struct([field for field in RESULT.arrow_type if field.name != "winRate"])
 #: Columns of an exported file of decisions, and what they hold.
 _COLUMNS = {
+    # ``datasets`` reads arrow's JSON as objects.
     "id": (pa.string(), "unique, in the order of the agent's decisions"),
     "agentId": (pa.string(), "the agent"),
     "windowId": (pa.string(), "window of time that holds it, named by its start in UTC"),
@@ -70,7 +69,7 @@ _NEEDED = ("id", "agentId", "windowId", "state", "action", "timestamp")
 
 @value
 class Imported:
-    """Numbers of rows written and rows that the store held already; the bad rows left out."""
+    """Rows written, rows that the store held already, and bad rows left out."""
 
     written: int
     known: int
@@ -83,10 +82,13 @@ def export_dataset(
     window_ids: Collection[str] | None = None,
     run_dir: Path | None = None,
 ) -> int:
-    """Write the decisions of these windows (None: all) into a new ``folder``; returns how many.
+    """Write decisions into a new folder, or nothing after an error; returns how many.
 
-    run_dir: of scores and metrics to write, too. Raises RlforgeError if the folder exists already
-    or there is nothing to write. After any error, no part of the export is left.
+    Args:
+        reader: The store.
+        folder: RlforgeError if it exists already, or there is nothing to write.
+        window_ids: Windows to write; None: all.
+        run_dir: The run whose scores and metrics are written, too.
     """
     if folder.exists():
         raise RlforgeError(f"{folder} exists already; name a folder that does not")
@@ -95,8 +97,13 @@ def export_dataset(
 
     def tables() -> Iterator[pa.Table]:
         for window_id in wanted:
-            scores = None if run is None else read_json(run.scores(window_id))
-            yield _exported(reader.rows(window_id), (scores or {}).get("scores", {}))
+            stored = None if run is None else read_json(run.scores(window_id))
+            scores, rows = (stored or {}).get("scores", {}), []
+            for row in reader.rows(window_id):
+                given = scores.get(row["id"], {})
+                scored = {name: given.get(name) for name in ("score", "explanation")}
+                rows.append({**row, **scored, "timestamp": calendar_date(row["timestamp"])})
+            yield pa.Table.from_pylist(rows, schema=_SCHEMA)
 
     with errors_explained(folder), atomic_path(folder) as work:
         rows = _write_files(tables(), work / "data")
@@ -121,8 +128,8 @@ def dataset_files(folder: Path) -> list[Path]:
 def import_dataset(folder: Path, store: TrajectoryStore, *, skip_bad: bool = False) -> Imported:
     """Append the rows of a dataset, without scores, to ``store``, which skips those that it holds.
 
-    Raises RlforgeError that names bad rows by file and number, unless ``skip_bad``, and where no
-    parquet file can be read; then none is written.
+    Raises RlforgeError that names bad rows by file and number, unless ``skip_bad``; then none is
+    written.
     """
     bad: list[str] = []
     seen: set[tuple[str, str]] = set()
@@ -153,17 +160,8 @@ def import_dataset(folder: Path, store: TrajectoryStore, *, skip_bad: bool = Fal
 # ---------------------------------------------------------------- export
 
 
-def _exported(rows: Iterable[Row], scores: Mapping[str, Mapping[str, Any]]) -> pa.Table:
-    """Rows of the store as those of a dataset, with their scores by id."""
-    exported = []
-    for row in rows:
-        scored = {name: scores.get(row["id"], {}).get(name) for name in ("score", "explanation")}
-        exported.append({**row, **scored, "timestamp": calendar_date(row["timestamp"])})
-    return pa.Table.from_pylist(exported, schema=_SCHEMA)
-
-
 def _write_files(tables: Iterable[pa.Table], folder: Path) -> int:
-    """Files of about ``_FILE_ROWS`` rows each, windows in order of time; returns the row count."""
+    """Write files of about ``_FILE_ROWS`` rows each; returns the count of rows."""
     folder.mkdir(parents=True)
     rows = 0
 
@@ -181,7 +179,7 @@ def _write_files(tables: Iterable[pa.Table], folder: Path) -> int:
 
 
 def _write_metrics(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """The lines of ``windows.jsonl``, a column each; objects as JSON."""
+    """Write the lines of ``windows.jsonl``, a column for each name; objects are JSON."""
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {}
     for name in names:
@@ -195,7 +193,7 @@ def _write_metrics(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
 
 
 def _card(rows: int, windows: int) -> str:
-    """The README: a head for ``load_dataset`` and the hub, and what the columns hold."""
+    """The README, with a head for ``load_dataset`` and the hub."""
     configs = [{"config_name": "default", "data_files": "data/*.parquet", "default": True}]
     if windows:
         configs.append({"config_name": "windows", "data_files": "windows/*.parquet"})
@@ -237,7 +235,7 @@ def _rows(folder: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _checked(given: Row) -> Row:
-    """A row of the store of one of a dataset; RlforgeError says what is wrong with it."""
+    """The row of the store for one of a dataset; RlforgeError says what is wrong with it."""
     if lacking := [name for name in _NEEDED if given.get(name) is None]:
         raise RlforgeError(f"no {', '.join(lacking)}")
     if not all(isinstance(given[name], str) for name in ("id", "agentId", "windowId")):
@@ -255,7 +253,7 @@ def _checked(given: Row) -> Row:
 
 
 def _seconds(timestamp: Any) -> float:
-    """Seconds since 1970 UTC of a number, a date, or its ISO form; without a zone it is UTC."""
+    """Seconds since 1970 UTC of a number, a date, or its ISO form."""
     if isinstance(timestamp, int | float):
         return float(timestamp)
     date = datetime.fromisoformat(timestamp) if isinstance(timestamp, str) else timestamp

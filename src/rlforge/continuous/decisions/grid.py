@@ -12,19 +12,19 @@ _FORMS = ("%Y-%m-%d-%H:%M", "%Y-%m-%d-%H:%M:%S")
 
 @lru_cache(maxsize=4096)
 def window_start(window_id: str) -> float:
-    """When a window starts, in seconds since 1970 UTC; RlforgeError for what is no window's id."""
+    """The start of a window in seconds since 1970 UTC; RlforgeError for what is no id."""
     for form in _FORMS:
         try:
             start = datetime.strptime(window_id, form).replace(tzinfo=UTC)
         except ValueError:
             continue
-        if _id_at(start) == window_id:
+        if _id_at(start) == window_id:  # else one window had two names: 10:0 and 10:00
             return start.timestamp()
     raise RlforgeError(f"window id {window_id!r} is not a time; want a form like 2024-11-13-10:00")
 
 
 def calendar_date(timestamp: float) -> datetime:
-    """The date of a time in seconds since 1970 UTC. Raises RlforgeError if there is none."""
+    """The date of a time in seconds since 1970 UTC; RlforgeError if there is none."""
     try:
         return datetime.fromtimestamp(timestamp, UTC)
     except (ValueError, OverflowError, OSError):
@@ -53,11 +53,11 @@ class WindowGrid:
 
     def id_of(self, timestamp: float) -> str:
         """The window that holds ``timestamp``; RlforgeError for a time outside the calendar."""
-        calendar_date(timestamp)
+        calendar_date(timestamp)  # before the division, which would hide what was given
         return _id_at(calendar_date(timestamp // self.seconds * self.seconds))
 
     def span(self, window_id: str) -> tuple[float, float]:
-        """Start and end of a window; the end is the start of the next."""
+        """The start of a window and that of the next."""
         start = window_start(window_id)
         return start, start + self.seconds
 

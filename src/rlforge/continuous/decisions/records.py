@@ -1,7 +1,4 @@
-"""Decisions of market agents, their outcomes, and the windows of time that hold them.
-
-Files have camelCase names, see ``columns``, and so have states and actions inside.
-"""
+"""Decisions of agents, their outcomes, and the windows of time that hold them."""
 
 from __future__ import annotations
 
@@ -36,16 +33,16 @@ class Metadata:
 
     @property
     def learns(self) -> bool:
-        """Whether who decided may learn from it; scripted traders and the control do not."""
+        """Whether the agent learns; scripted traders and the control do not."""
         return not self.provider.startswith((SCRIPTED, CONTROL))
 
 
 @value
 class Result:
-    """The financial outcome of a decision, known once its position is closed or the window ends.
+    """The financial outcome of a decision; RlforgeError for numbers that no trade has.
 
     pnl, investment: in the market's currency. win_rate: share of the agent's settled trades so far,
-    this one included, with pnl > 0. Raises RlforgeError for numbers that no trade has.
+    this one included, with a profit.
     """
 
     pnl: float
@@ -65,12 +62,11 @@ class Result:
 
 @value
 class Decision:
-    """One recorded action of one agent, with the state before and after it.
+    """One action of one agent, with the state before and after it.
 
     id: unique, and ascending over the agent's decisions. timestamp: seconds since 1970 UTC. state,
-    next_state: ``GameState`` as JSON. action: as JSON, its kind under ``type``. reward, next_state
-    and result are None until the outcome is known. observation, completion: a language model's
-    prompt and answer; empty and None for scripted traders and people.
+    next_state, action: JSON. reward, next_state, result: None until the outcome is known.
+    observation, completion: a language model's prompt and answer.
 
     Example:
         >>> decision = Decision(
@@ -102,7 +98,7 @@ class Decision:
 
     @property
     def refused(self) -> bool:
-        """Whether the answer named no action, or one that the market did not accept."""
+        """Whether the answer named no action, or none that was accepted."""
         return PROBLEM in self.action
 
 
@@ -120,8 +116,7 @@ class DecisionOutcome:
 class TrainingWindow:
     """The decisions from ``start_time`` up to, not including, ``end_time`` (seconds UTC).
 
-    id: the start, as ``2024-11-13-10:00`` in UTC (with ``:SS`` where needed). decisions: in order
-    of time. avg_reward: 0 if none has a reward. reasons: why it is not ready.
+    decisions: in order of time. avg_reward: 0 if none has a reward. reasons: why it is not ready.
 
     Example:
         >>> window = TrainingWindow(

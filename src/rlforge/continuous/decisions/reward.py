@@ -1,7 +1,4 @@
-"""The reward of a decision and its parts, normalised rewards and returns.
-
-``reward = 0.5 pnl / investment + 0.2 speed + 0.3 win rate``, each weight and term configurable.
-"""
+"""Rewards of decisions: ``0.5 pnl / investment + 0.2 speed + 0.3 win rate`` by default."""
 
 from __future__ import annotations
 
@@ -20,11 +17,7 @@ LOW, HIGH = -1.0, 1.0
 
 @value
 class RewardParts:
-    """A reward and its parts.
-
-    pnl: a share of the investment. consistency: the win rate. total: the weighted sum of the three.
-    reward: the total, clipped to ``LOW`` … ``HIGH``.
-    """
+    """A reward and its parts. reward: ``total``, their weighted sum, in ``LOW`` … ``HIGH``."""
 
     pnl: float
     speed: float
@@ -34,7 +27,7 @@ class RewardParts:
 
 
 class DecisionReward:
-    """The reward of a decision by its result. Raises ConfigError for invalid settings.
+    """The reward of a decision by its result.
 
     Example:
         >>> reward = DecisionReward(DecisionRewardConfig())
@@ -49,7 +42,7 @@ class DecisionReward:
         self._config = config
 
     def __call__(self, result: Result) -> RewardParts:
-        """The reward of one decision; without an investment ``uninvested_reward`` is its pnl."""
+        """The reward of one decision."""
         config = self._config
         invested = result.investment > 0
         pnl = result.pnl / result.investment if invested else config.uninvested_reward
@@ -69,10 +62,7 @@ class DecisionReward:
         )
 
     def normalize(self, rewards: Sequence[float]) -> list[float]:
-        """The rewards of one window, in order, normalised by ``decision_reward.normalize``.
-
-        Equal rewards become 0, or with ``minmax`` the middle of the range.
-        """
+        """The rewards of one window, in order, normalised by ``decision_reward.normalize``."""
         config = self._config
         if config.normalize == "none" or not rewards:
             return list(rewards)
@@ -104,7 +94,7 @@ class DecisionReward:
 
 
 def returns_to_go(agents: Sequence[str], rewards: Sequence[float], gamma: float) -> list[float]:
-    """Return of each decision in order of time: Σᵢ γⁱ rᵢ over its agent's rewards from there.
+    """The returns of decisions in order of time: Σᵢ γⁱ rᵢ over the agent's rewards from there.
 
     Example:
         >>> returns_to_go(["ann", "bob", "ann"], [1.0, 5.0, 2.0], gamma=0.5)
@@ -119,7 +109,7 @@ def returns_to_go(agents: Sequence[str], rewards: Sequence[float], gamma: float)
 
 
 def mean_parts(parts: Sequence[RewardParts]) -> dict[str, float]:
-    """The mean of each part, and the share that is ``clipped``; empty without parts."""
+    """The mean of each part, and the share that is ``clipped``."""
     if not parts:
         return {}
     count, names = len(parts), ("reward", "pnl", "speed", "consistency", "total")

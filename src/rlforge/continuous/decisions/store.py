@@ -1,7 +1,7 @@
-"""The store of decisions: one SQLite file, with every decision on disk before ``append`` returns.
+"""The store of decisions: one SQLite file, which one process writes and any number read.
 
-One process writes, and any number read meanwhile: SQLite's write-ahead log shows each query the
-database as it was when the query began, and after a kill ends with the last call that returned.
+SQLite's write-ahead log shows each query the database as it was when the query began, and after a
+kill ends with the last call that returned.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ FILE, EARLIER = "decisions.sqlite", "store.json"
 #: Version of the table and its columns, SQLite's ``user_version``.
 VERSION = 4
 
-#: Structs are JSON. The long texts are compressed, which also gives them a checksum, and come
-#: last, so that queries of the other columns do not read them.
+# The long texts are compressed, which also gives them a checksum, and come last, so that queries of
+# the other columns do not read them. Structs are JSON.
 _TEXTS = ("state", "nextState", "observation", "completion")
 _STRUCTS = ("metadata", "result", "agentStats", "completion")
 _COLUMNS = (
@@ -50,11 +50,11 @@ _COMPLETE = f"""UPDATE decisions SET complete = 1, {", ".join(f"{name} = ?" for 
     WHERE id = ? AND NOT complete"""
 
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM decisions"
-#: With empty states, and without prompts and answers: what is counted.
+#: What is counted: empty states, no prompts and answers.
 _BRIEF = f"""SELECT {", ".join(name for name in _COLUMNS if name not in _TEXTS)},
     '{{}}' AS state, iif(nextState IS NULL, NULL, '{{}}') AS nextState FROM decisions"""
 _KNOWN = "SELECT id FROM decisions WHERE id IN (SELECT value FROM json_each(?))"
-#: From one window to the next in the index, whatever the number of decisions between them.
+# DISTINCT would visit every decision; this goes from one window to the next in the index.
 _WINDOW_IDS = """
     WITH RECURSIVE windows (one) AS (
         SELECT min(windowId) FROM decisions UNION ALL
@@ -93,10 +93,9 @@ def check_store(root: Path) -> None:
 
 
 class StoreReader:
-    """The decisions in the folder ``root``, as they are at each query, also while a process writes.
+    """The decisions in the folder ``root`` at each query. Threads may share a reader.
 
-    Threads may share a reader. Raises StoreError for what is no store of this version, and for a
-    database that is damaged or cannot be used.
+    Raises StoreError for what is no store of this version, is damaged or cannot be used.
     """
 
     def __init__(self, root: Path | str) -> None:
@@ -111,18 +110,18 @@ class StoreReader:
     def decisions(self, window_id: str | None = None, *, brief: bool = False) -> list[Decision]:
         """The decisions of a window, or all, in order of time.
 
-        brief: with empty states and without prompts and answers, in a fifth of the time.
+        brief: without states, prompts and answers, in a fifth of the time.
         """
         return to_decisions(self.rows(window_id, brief=brief))
 
     def rows(self, window_id: str | None = None, *, brief: bool = False) -> list[Row]:
-        """Read what ``decisions`` does, in the form of ``columns.decision_row``."""
+        """``decisions`` in the form of ``columns.decision_row``."""
         where, given = ("", ()) if window_id is None else ("WHERE windowId = ?", (window_id,))
         select = _BRIEF if brief else _SELECT
         return self._rows(f"{select} {where} ORDER BY windowId, timestamp, id", *given)
 
     def newest_complete(self, count: int, before: float) -> list[Decision]:
-        """The newest ``count`` decisions before a time whose outcome is known, in order of time."""
+        """The newest ``count`` decisions before a time with known outcome, in order of time."""
         newest = "ORDER BY windowId DESC, timestamp DESC, id DESC LIMIT ?"
         rows = self._rows(f"{_SELECT} WHERE complete AND timestamp < ? {newest}", before, count)
         return to_decisions(rows[::-1])
@@ -136,9 +135,8 @@ class StoreReader:
 class TrajectoryStore(StoreReader):
     """The store in the folder ``root``, created if missing, open for reading and writing.
 
-    One process writes at a time; its threads may append concurrently (from an event loop:
-    ``asyncio.to_thread``). Raises RunError naming the process that writes to it already, StoreError
-    as ``StoreReader`` does and on a full disk.
+    Threads may append concurrently. Raises RunError naming the process that writes to it already,
+    StoreError as ``StoreReader`` does and on a full disk.
     """
 
     def __init__(self, root: Path | str) -> None:
@@ -159,24 +157,25 @@ class TrajectoryStore(StoreReader):
             )
             for setting in ("page_size = 16384", "journal_mode = WAL", "synchronous = FULL"):
                 self._database.execute(f"PRAGMA {setting}")
+            # 0: a new file, or one whose creation was interrupted.
             if self._database.execute("PRAGMA user_version").fetchone() == (0,):
                 self._database.executescript(_SCHEMA)
             super().__init__(root)
             self._closing = undo.pop_all()
 
     def append(self, decisions: Iterable[Decision]) -> int:
-        """Write decisions, on disk when this returns; returns how many were new to their windows.
+        """Write decisions to the disk; returns how many were new to their windows.
 
         Raises RlforgeError, and writes none, if one cannot be stored or the disk is full.
         """
         return self.append_rows(map(decision_row, decisions))
 
     def append_rows(self, rows: Iterable[Row]) -> int:
-        """Append decisions that are rows already, as ``columns.decision_row`` makes them."""
+        """Append decisions in the form of ``columns.decision_row``."""
         return self._write(_INSERT, (_cells(row, _COLUMNS) for row in rows))
 
     def complete(self, outcomes: Sequence[DecisionOutcome]) -> int:
-        """Write outcomes of decisions, on disk when this returns; returns how many had none.
+        """Write outcomes of decisions to the disk; returns how many had none.
 
         Raises as ``append`` does, and StoreError if a decision is not in the store.
         """
@@ -189,11 +188,11 @@ class TrajectoryStore(StoreReader):
         return self._write(_COMPLETE, (_cells(row, (*_OUTCOME, "id")) for row in rows.values()))
 
     def delete(self, window_ids: Collection[str]) -> None:
-        """Delete windows with their decisions; those that are not there are skipped."""
+        """Delete windows with their decisions, if they are there."""
         self._write("DELETE FROM decisions WHERE windowId = ?", [(one,) for one in window_ids])
 
     def close(self) -> None:
-        """Leave one file without a log, and let another process write. Twice is as once."""
+        """Leave one file without a log, and let another process write."""
         # Another process may be reading: then the log stays beside the file.
         with self._lock, self._closing, contextlib.suppress(sqlite3.Error):
             self._database.execute("PRAGMA journal_mode = DELETE")
@@ -205,7 +204,7 @@ class TrajectoryStore(StoreReader):
         self.close()
 
     def _write(self, statement: str, rows: Iterable[Sequence[Any]]) -> int:
-        """Run ``statement`` for all rows or, where one fails, for none; returns rows changed."""
+        """Run ``statement`` for all rows or for none; returns the rows changed."""
         with self._lock, errors_explained(self._file), self._database as database:
             return database.executemany(statement, rows).rowcount
 
@@ -255,7 +254,7 @@ def _read(file: Path, query: str, *given: Any) -> list[sqlite3.Row]:
 
 
 def _cells(row: Row, names: Iterable[str]) -> list[Any]:
-    """The contents of these columns as the database takes them."""
+    """The contents of columns as the database takes them."""
 
     def cell(name: str, content: Any) -> Any:
         if content is None:

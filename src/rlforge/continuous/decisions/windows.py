@@ -21,8 +21,7 @@ log = logging.getLogger(__name__)
 class AgentActivity:
     """Counts of one agent's decisions in a window.
 
-    actions: other than NO_OP, refused ones included. complete: with known outcome. rewarded,
-    reward_sum: of actions that were not refused.
+    actions: other than NO_OP, refused ones included. rewarded, reward_sum: without refused ones.
     """
 
     agent_id: str
@@ -60,10 +59,8 @@ def counts(agent: AgentActivity, config: WindowConfig) -> bool:
 
 
 def average_reward(activity: Sequence[AgentActivity]) -> float:
-    """The average over the learning agents' rewarded and accepted decisions; 0 without any.
-
-    Refused answers are learned from in any case, and must not keep a model from it.
-    """
+    """The average over the learning agents' rewarded and accepted decisions; 0 without any."""
+    # Refused answers do not count: they are learned from in any case, and must not prevent it.
     learning = [agent for agent in activity if agent.learns]
     rewarded = sum(agent.rewarded for agent in learning)
     return math.fsum(agent.reward_sum for agent in learning) / rewarded if rewarded else 0.0
@@ -72,7 +69,7 @@ def average_reward(activity: Sequence[AgentActivity]) -> float:
 def missing(
     activity: Sequence[AgentActivity], config: WindowConfig, left_seconds: float = 0.0
 ) -> tuple[str, ...]:
-    """Why a window is not ready, a sentence each. left_seconds: to its end and grace period."""
+    """The reasons why a window is not ready. left_seconds: to its end and grace period."""
     reasons = []
     if left_seconds > 0:
         late = left_seconds <= (config.grace_seconds or 0.0)
@@ -102,9 +99,8 @@ def missing(
 class Windows:
     """The windows of ``reader`` by the rules of ``config``.
 
-    now: the time by the clock of the decisions; a window is not ready before its end and
-    ``window.grace_seconds``, but where no time is given. rewards: the least and the largest;
-    decisions with others are left out.
+    now: the time by the clock of the decisions; without it every window has ended. rewards: the
+    least and the largest; decisions with others are left out.
     """
 
     def __init__(
@@ -119,15 +115,15 @@ class Windows:
         self.grid = WindowGrid(config.minutes)
 
     def ids(self) -> list[str]:
-        """Windows that hold decisions, in order of time."""
+        """See ``StoreReader.window_ids``."""
         return self._reader.window_ids()
 
     def due_at(self, window_id: str) -> float:
-        """When a window is over, ``window.grace_seconds`` included."""
+        """The time at which a window is over, ``window.grace_seconds`` included."""
         return self.grid.span(window_id)[1] + (self._config.grace_seconds or 0.0)
 
     def may_stay_open(self, window_id: str) -> int | None:
-        """How many decisions need no outcome before a window is read; None: none is waited for."""
+        """Decisions that need no outcome before a window is read; None: none is waited for."""
         if self._config.grace_seconds is not None or self._config.mode == "rolling":
             return None
         decisions = len(self._reader.rows(window_id, brief=True))
@@ -136,15 +132,12 @@ class Windows:
     def get(
         self, window_id: str, now: float | None = None, *, brief: bool = False
     ) -> TrainingWindow:
-        """One window; without decisions it is empty and not ready. brief: see ``StoreReader``."""
+        """One window, empty and not ready where it has no decisions. brief: see ``StoreReader``."""
         decisions = self._reader.decisions(window_id, brief=brief)
         return self._window(window_id, decisions, now)
 
     def batch(self, window_id: str, now: float | None = None) -> TrainingWindow:
-        """The decisions to train on after the end of a window, by ``window.mode``.
-
-        ``rolling``: the newest ``window.rolling_decisions`` complete ones before its end.
-        """
+        """The decisions to train on after the end of a window, by ``window.mode``."""
         if self._config.mode == "windowed":
             return self.get(window_id, now)
         end = self.grid.span(window_id)[1]

@@ -1,14 +1,14 @@
 """A market in text: prediction markets, perpetual futures, a social feed and scripted traders.
 
-world        the market as agents use it: state, decide, tick
+world        the market as agents use it
 books        who owns what, and how decisions settle; ``shares`` and ``positions`` move the money
 predictions  a prediction market and its scoring rule
 perpetuals   a perpetual future
 feed         posts, and whom they reach
-accounts     balance, positions and memory of an agent; money in cents
-actions      actions as JSON, and the check of their form
-state        the state that an agent sees, as JSON
-text         states in prose for language models and people, and parsing of their answers
-compact      states in a dozen words for tiny models
+accounts     balance, positions and memory of an agent
+actions      actions as JSON
+text         states in prose, and parsing of answers; ``compact`` in a dozen words for tiny models
+trading      prompts for a model's agents
 traders      the scripted traders
+game         the market as a game in turns
 """

@@ -1,8 +1,4 @@
-"""The account of an agent: balance, positions and memory; and arithmetic with money.
-
-Money is a whole number of cents, so that sums are exact; dollars are for input and output. Amounts
-that are not whole are rounded against the trader.
-"""
+"""The account of an agent, and arithmetic with money, which is a whole number of cents."""
 
 from __future__ import annotations
 
@@ -12,8 +8,11 @@ import random
 from collections import deque
 from typing import Any, Literal
 
-#: Far above the rounding error of floating-point formulas and far below a cent, so that no trader
-#: gains from either.
+#: Most notes, on trades and own ones, and most own actions that an agent sees.
+_NOTES, _ACTIONS = 6, 5
+
+# Far above the rounding error of floating-point formulas and far below a cent: amounts are rounded
+# against the trader, so that none gains from either.
 _SLACK = 1e-6
 
 
@@ -28,12 +27,12 @@ def dollars(amount: int) -> float:
 
 
 def charged(amount: float) -> int:
-    """The price in whole cents that a trader pays for something worth ``amount`` cents."""
+    """The price in whole cents of something worth ``amount`` cents."""
     return math.ceil(amount + _SLACK)
 
 
 def granted(amount: float) -> int:
-    """The whole cents or units that a trader gets for a worth of ``amount``; at least 0."""
+    """The whole cents or units given for a worth of ``amount``; at least 0."""
     return max(0, math.floor(amount - _SLACK))
 
 
@@ -44,10 +43,10 @@ def portion(amount: int, rate: float) -> int:
 
 @dataclasses.dataclass(slots=True)
 class Shares:
-    """Shares of one purchase. ``ticket``: of the decision that bought them.
+    """Shares of one purchase, made by the decision ``ticket``.
 
-    cost: paid for the whole purchase, fee included. basis: the part of it for ``units``, which are
-    still held. returned: proceeds of sales so far.
+    cost: of the whole purchase, fee included. basis: its part for the ``units`` still held.
+    returned: proceeds of sales so far.
     """
 
     id: str
@@ -63,10 +62,9 @@ class Shares:
 
 @dataclasses.dataclass(slots=True)
 class Perp:
-    """A perpetual position. ``sign`` is 1 for longs, -1 for shorts.
+    """A perpetual position of ``size`` at the price ``entry``. sign: 1 for longs, -1 for shorts.
 
-    size: in cents, at the price ``entry``. margin: what is left after funding. paid: margin and
-    fee.
+    margin: what funding has left of it. paid: margin and fee at the start.
     """
 
     id: str
@@ -91,14 +89,14 @@ class Perp:
 
 
 class Agent:
-    """One account in the market. kind: of a scripted trader; None for models and people.
+    """One account. kind: of a scripted trader; None for models and people.
 
-    balance: free cents. lifetime: profit of all finished trades. trades, wins: of the episode, with
-    money at stake, and those with a profit. episode_profits: change of the balance over each.
+    balance: free cents. lifetime: profit of all finished trades. trades, wins: settled ones of the
+    episode, and those with a profit. episode_profits: changes of the balance.
     """
 
     def __init__(
-        self, agent_id: str, kind: str | None, rng: random.Random, lengths: Lengths
+        self, agent_id: str, kind: str | None, rng: random.Random, feed_length: int
     ) -> None:
         self.id, self.kind, self.rng = agent_id, kind, rng
         self.balance = self.lifetime = 0
@@ -107,28 +105,13 @@ class Agent:
         self.shares: dict[str, Shares] = {}
         self.perps: dict[str, Perp] = {}
         self.follows: set[str] = set()
-        self.feed: deque[dict[str, Any]] = deque(maxlen=lengths.feed)
+        self.feed: deque[dict[str, Any]] = deque(maxlen=feed_length)
         self.unread = 0
-        self.notes: deque[dict[str, Any]] = deque(maxlen=lengths.memory)
+        self.notes: deque[dict[str, Any]] = deque(maxlen=_NOTES)
         self.tips: dict[str, dict[str, Any]] = {}
-        self.recent: deque[dict[str, Any]] = deque(maxlen=lengths.recent)
-
-    def settle(self, profit: int) -> float:
-        """Count a decision with money at stake; returns the win rate."""
-        self.trades += 1
-        self.wins += profit > 0
-        return self.win_rate
+        self.recent: deque[dict[str, Any]] = deque(maxlen=_ACTIONS)
 
     @property
     def win_rate(self) -> float:
         """Share of the episode's settled trades that made a profit; 0 before the first."""
         return self.wins / self.trades if self.trades else 0.0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Lengths:
-    """Most posts, notes (on trades, and the agent's own), and own actions that an agent sees."""
-
-    feed: int
-    memory: int
-    recent: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -18,11 +17,11 @@ class ActionError(RlforgeError):
     """An invalid action, which changes nothing; the message says why."""
 
 
-_TEXT, _NUMBER = "text", "a number above 0"
+_TEXT, _NUMBER, _SHARE = "a text", "a number above 0", "a number from 0 to 1"
 _OUTCOMES, _SIDES = ("YES", "NO"), ("long", "short")
 
 CONFIDENCE, NOTE = "confidence", "note"
-"""Fields that every action may have: how sure the agent is, from 0 to 1; what it will remember."""
+"""Fields that any action may have: how sure the agent is; what it will remember."""
 
 #: The fields of each type, and what each must be.
 FIELDS: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
@@ -38,10 +37,9 @@ FIELDS: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
 
 
 def check_form(action: Any) -> Json:
-    """``action``, if it is an object of a known type with exactly the fields of that type.
+    """``action``, if it has a known type and the fields of that type. Raises ``ActionError``.
 
-    It may have a ``confidence`` and a ``note`` besides. Lone surrogates are replaced. Raises
-    ``ActionError`` that says what is wrong and what would be right.
+    Lone surrogates are replaced.
 
     Example:
         >>> check_form({"type": "FOLLOW_USER", "userId": "wire", "confidence": 0.7})
@@ -61,16 +59,12 @@ def check_form(action: Any) -> Json:
         wrong += [f"{name!r} is unknown" for name in unknown]
         listed = ", ".join(fields) or "nothing"
         raise ActionError(f"{kind} wants {listed} besides its type: {', '.join(wrong)}")
-    for name, wanted in fields.items():
-        _check_field(str(kind), name, action[name], wanted)
-    if NOTE in action:
-        _check_field(str(kind), NOTE, action[NOTE], _TEXT)
-    if CONFIDENCE in action:
-        sure = action[CONFIDENCE]
-        if isinstance(sure, bool) or not isinstance(sure, int | float) or not 0 <= sure <= 1:
-            raise ActionError(
-                f"{kind}.{CONFIDENCE} must be a number from 0 to 1, not {_shown(sure)}"
-            )
+    for name, wanted in {**fields, NOTE: _TEXT, CONFIDENCE: _SHARE}.items():
+        if name in action and not _fits(action[name], wanted):
+            want = " or ".join(wanted) if isinstance(wanted, tuple) else wanted
+            shown = repr(action[name])
+            shown = shown if len(shown) <= 40 else f"{shown[:40]}…"
+            raise ActionError(f"{kind}.{name} must be {want}, not {shown}")
     return {
         name: writable(given) if isinstance(given, str) else given for name, given in action.items()
     }
@@ -79,8 +73,7 @@ def check_form(action: Any) -> Json:
 def action_schema(state: Json) -> dict[str, Any]:
     """The JSON schema of the actions that an agent in ``state`` may take.
 
-    Names are those that it sees, amounts within its means. The market may still refuse an action,
-    as where the price has moved.
+    The market may still refuse one, as where the price has moved.
 
     Example:
         >>> from rlforge.continuous.config.market import MarketConfig
@@ -126,7 +119,7 @@ def action_schema(state: Json) -> dict[str, Any]:
     return {"anyOf": [*kinds, _schema("NO_OP")]}
 
 
-#: Short, so that an answer has room for it.
+# Short, so that an answer has room for it.
 _WORDS: Final[Json] = {"type": "string", "pattern": r"\S", "minLength": 1, "maxLength": 100}
 
 
@@ -172,24 +165,12 @@ def leave(position: Json) -> Json:
     return {"type": "CLOSE_POSITION", "positionId": position["id"]}
 
 
-def _check_field(kind: str, name: str, given: Any, wanted: str | tuple[str, ...]) -> None:
+def _fits(given: Any, wanted: str | tuple[str, ...]) -> bool:
     if isinstance(wanted, tuple):
-        if given not in wanted:
-            raise ActionError(f"{kind}.{name} must be {' or '.join(wanted)}, not {_shown(given)}")
-    elif wanted == _TEXT:
-        if not isinstance(given, str) or not given.strip():
-            raise ActionError(f"{kind}.{name} must be a text, not {_shown(given)}")
-    elif (
-        isinstance(given, bool)
-        or not isinstance(given, int | float)
-        or not given > 0
-        # Far above every traded amount, and small enough to count in cents.
-        or not given <= 1e12
-        or not math.isfinite(given)
-    ):
-        raise ActionError(f"{kind}.{name} must be {_NUMBER}, not {_shown(given)}")
-
-
-def _shown(given: Any) -> str:
-    text = repr(given)
-    return text if len(text) <= 40 else f"{text[:40]}…"
+        return given in wanted
+    if wanted == _TEXT:
+        return isinstance(given, str) and bool(given.strip())
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        return False
+    # 1e12 is far above every traded amount, and small enough to count in cents.
+    return 0 <= given <= 1 if wanted == _SHARE else 0 < given <= 1e12

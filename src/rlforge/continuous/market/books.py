@@ -1,10 +1,8 @@
 """The accounts of a market, and the settlement of decisions.
 
-All money is in whole cents in one of these accounts: the agents' balances, the margins of
-positions, the pools of prediction markets, the vault, the fees and the house. The house issues all
-money: its balance is the amount issued, as a negative number. The accounts always sum to 0.
-
-Each decision gets a ticket, and each ticket is settled exactly once.
+All money lies in balances, margins of positions, pools of prediction markets, the vault, the fees
+and the house, which issues it: its balance is the amount issued, as a negative number. The accounts
+always sum to 0. Each decision has a ticket, which is settled exactly once.
 """
 
 from __future__ import annotations
@@ -21,10 +19,7 @@ from rlforge.types import value
 
 @value
 class Receipt:
-    """The answer to a decision. ticket: names it in the ``Settled`` that follows.
-
-    problem: why it was not accepted, and changed nothing.
-    """
+    """The answer to a decision. problem: why it was not accepted, and changed nothing."""
 
     ticket: int
     agent_id: str
@@ -36,12 +31,11 @@ class Receipt:
 class Settled:
     """The outcome of one decision, in dollars and minutes of the market's clock.
 
-    Buying shares and opening a position settle when all of it is sold, closed, liquidated or
-    resolved, with the profit made. Selling and closing settle later, with the amount received less
-    the value of keeping: until the market resolved, or for ``HINDSIGHT_TICKS``. Decisions
-    without money at stake settle at once, with 0 and 0.
-    win_rate: share of the agent's settled decisions with money at stake that made a profit, this
-    one included. invalid: the action was not accepted.
+    Buying and opening settle with the profit once all of it has ended. Selling and closing settle
+    with the amount received less the value of keeping, until the market resolved or for
+    ``HINDSIGHT_TICKS``. Decisions without money at stake settle at once, with 0.
+
+    win_rate: ``Agent.win_rate``, this decision included. invalid: the action was not accepted.
     """
 
     ticket: int
@@ -66,6 +60,11 @@ class Books:
         self._positions = 0
         self._settled: list[Settled] = []
 
+    @property
+    def minute(self) -> float:
+        """The clock in minutes, from 0."""
+        return self.tick * self.config.tick_minutes
+
     def accounts(self) -> dict[str, int]:
         """Cents by kind of account; they sum to 0."""
         agents = self.agents.values()
@@ -79,17 +78,17 @@ class Books:
         }
 
     def endow(self, agent: Agent, balance: int) -> None:
-        """Set a balance; the house pays or takes the difference."""
+        """Set a balance."""
         self.house -= balance - agent.balance
         agent.balance = balance
 
     def fill_vault(self, amount: int) -> None:
-        """Set the vault; the house pays or takes the difference."""
+        """Set the vault."""
         self.house -= amount - self.vault
         self.vault = amount
 
     def new_position(self) -> str:
-        """A new id of a position, unique over all agents."""
+        """A new id, unique over all agents."""
         self._positions += 1
         return f"position-{self._positions}"
 
@@ -104,17 +103,19 @@ class Books:
                 "kind": "trade",
                 "text": f"{what}, profit {profit / 100:+.2f} on {invested / 100:.2f}",
                 "pnl": dollars(profit),
-                "minute": self.tick * self.config.tick_minutes,
+                "minute": self.minute,
             }
         )
 
     def settle(self, agent: Agent, ticket: int, profit: int, invested: int, opened: int) -> None:
         """Settle a decision about money that was at stake since tick ``opened``; in cents."""
+        agent.trades += 1
+        agent.wins += profit > 0
         self._settled.append(
             Settled(
                 ticket=ticket,
                 agent_id=agent.id,
-                win_rate=agent.settle(profit),
+                win_rate=agent.win_rate,
                 pnl=dollars(profit),
                 investment=dollars(invested),
                 hold_time_minutes=(self.tick - opened) * self.config.tick_minutes,
@@ -123,10 +124,10 @@ class Books:
 
     def settle_unstaked(self, agent: Agent, ticket: int, invalid: bool) -> None:
         """Settle a decision without money at stake, or one that was not accepted."""
-        settled = Settled(
-            ticket=ticket, agent_id=agent.id, win_rate=agent.win_rate, invalid=invalid
+        rate = agent.win_rate
+        self._settled.append(
+            Settled(ticket=ticket, agent_id=agent.id, win_rate=rate, invalid=invalid)
         )
-        self._settled.append(settled)
 
     def take_settled(self) -> list[Settled]:
         """The decisions settled since the last call."""
@@ -135,7 +136,7 @@ class Books:
 
 
 def check_funds(agent: Agent, amount: int, what: str) -> None:
-    """Raises ``ActionError`` when the balance is below ``amount`` cents."""
+    """Raise ``ActionError`` when the balance is below ``amount`` cents."""
     if amount > agent.balance:
         raise ActionError(
             f"{what} of {amount / 100:.2f} is more than your balance of {agent.balance / 100:.2f}"

@@ -2,10 +2,8 @@
 
 ``market bet p6 move_up left2 a_yes b_none c_no mine_none gain_flat cash3 go`` is a prediction
 market and ``market perp prem_flat move_down open a_down b_none c_up mine_long gain_up cash2 go`` a
-perpetual future. Letters stand for the news accounts in the order of ``market.news``. Every prompt
-has the same number of words from a closed vocabulary, computed from a ``GameState``.
-
-An answer is one of the bracketed words that ``actions`` lists:
+perpetual future. Letters stand for the news accounts of ``market.news``. Every prompt has the same
+number of words. An answer is one of:
 
 [hold]              do nothing
 [yes1] … [no3]      buy shares of an answer, with the first, second or third of ``market.stakes``
@@ -38,7 +36,7 @@ _LEFT, _CASH = (15.0, 30.0, 60.0), (0.1, 0.4, 0.8)
 
 
 class Compact:
-    """Texts of states and actions of answers, for a market with these settings."""
+    """Texts of states, and actions of answers."""
 
     def __init__(self, config: MarketConfig) -> None:
         self._accounts = list(config.accounts)
@@ -46,12 +44,7 @@ class Compact:
         self._tick_minutes = config.tick_minutes
 
     def focus(self, state: Json) -> str:
-        """The market or ticker to decide about at this tick.
-
-        In three of four ticks it is one without a holding on which two accounts reported, or else
-        one account. In the fourth tick it is one with a holding. Several candidates take turns;
-        without candidates, all markets and tickers do.
-        """
+        """The market or ticker to decide about at this tick."""
         markets, own = state["markets"], state["portfolio"]["positions"]
         names: list[str] = [market["id"] for market in markets["predictions"]]
         names += [market["ticker"] for market in markets["perpetuals"]]
@@ -59,14 +52,16 @@ class Compact:
         reports = {(post["about"], post["userId"]) for post in state["social"]["feed"]}
         known = Counter(about for about, _ in reports)
         turn: int = round(state["agent"]["minute"] / self._tick_minutes)
+        # News on what is not held comes first, best that of two accounts, which errs less often.
         free = [name for name in names if name not in held and known[name]]
         fresh = [name for name in free if known[name] > 1] or free
+        # Every fourth tick is for a holding, which would never be sold otherwise.
         kept = [name for name in names if name in held]
         choice = (kept or fresh if turn % 4 == 3 else fresh or kept) or names
         return choice[turn % len(choice)]
 
     def text(self, state: Json, focus: str) -> str:
-        """The state around ``focus``, a market id or ticker that is open in it."""
+        """The state around ``focus``."""
         offer = _offer(state, focus)
         if "ticker" in offer:
             premium = offer["markPrice"] / offer["indexPrice"] - 1
@@ -90,12 +85,13 @@ class Compact:
         return " ".join([*words, f"cash{_level(cash, _CASH)}", "go"])
 
     def actions(self, state: Json, focus: str) -> tuple[str, ...]:
-        """The answers that the market accepts in this state, ``[hold]`` always among them."""
+        """The answers that the market accepts in this state."""
         perpetual = "ticker" in _offer(state, focus)
         balance = state["portfolio"]["balance"]
         found = ["[hold]"]
         for verb in _SIDES if perpetual else _BETS:
             for size, stake in zip(_SIZES, self._stakes, strict=True):
+                # The fee of shares is part of the stake; 0.02 is for rounding up.
                 fee = stake * COMPACT_LEVERAGE * PERPETUAL_FEE + 0.02 if perpetual else 0.0
                 if stake + fee <= balance:
                     found.append(f"[{verb}{size}]")
@@ -108,7 +104,7 @@ class Compact:
         return tuple(found)
 
     def action(self, word: str, state: Json, focus: str) -> Json:
-        """The action of an answer. Raises ``ActionError`` for one that is not possible."""
+        """The action of an answer; ``ActionError`` for one that is not possible."""
         word = f"[{word.strip().strip('[]')}]"
         legal = self.actions(state, focus)
         if word not in legal:
@@ -132,7 +128,7 @@ class Compact:
 
 
 def compact_vocabulary() -> tuple[list[str], list[str]]:
-    """All words of prompts and all answers, each sorted; the same for every market."""
+    """All words of prompts, and all answers, of every market, each sorted."""
     words = {"market", "bet", "perp", "open", "go"}
     words |= {f"p{tenth}" for tenth in range(10)}
     words |= {f"left{step}" for step in range(len(_LEFT) + 1)}
@@ -147,7 +143,7 @@ def compact_vocabulary() -> tuple[list[str], list[str]]:
 
 
 def is_compact(answer: str) -> bool:
-    """Whether an answer is one word, in brackets or not, rather than JSON."""
+    """Whether an answer is one word rather than JSON."""
     return re.fullmatch(r"\s*\[?\w+\]?\s*", answer) is not None
 
 
@@ -160,7 +156,7 @@ def _offer(state: Json, focus: str) -> dict[str, Any]:
 
 
 def _views(state: Json, focus: str) -> dict[str, str]:
-    """The newest view of each news account on the focus, from the posts in the feed."""
+    """The newest view of each news account on the focus."""
     return {
         post["userId"]: post["stance"]
         for post in state["social"]["feed"]

@@ -1,9 +1,7 @@
-"""The market as a game: the seats and some scripted traders trade in turns for one episode.
+"""The market as a game: seats and scripted traders trade for one episode.
 
-``market`` is the preset ``conf/market/default.yaml``, ``market-small`` is ``small.yaml`` and so on.
-In every tick each seat decides once, the first seat rotating from tick to tick, then the scripted
-traders act and time advances. An answer is an action as JSON, or one of the words about the market
-in focus (``rlforge.continuous.market.compact``), which ``legal_actions`` lists.
+In every tick each seat decides once, then the scripted traders act and time advances. An answer is
+an action as JSON, or a word about the market in focus (``rlforge.continuous.market.compact``).
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import json
 import math
 import random
 from functools import partial
-from typing import Any
 
 from rlforge.config import rules
 from rlforge.config.complaints import InvalidValuesError
@@ -32,12 +29,11 @@ from rlforge.types import EndReason, EnvSpec
 class MarketGame(TurnGame):
     """One episode. A seat's reward is tanh(profit / starting balance).
 
-    A cut game scores holdings at current prices; so does one that a player ended by too many
-    invalid answers, whose own reward is -1.
+    A game that is cut scores holdings at current prices. A player that ended it by too many invalid
+    answers gets -1. Raises ``ConfigError`` for an unknown preset.
     """
 
     def __init__(self, env: EnvSpec, seed: int) -> None:
-        """Raises ``ConfigError`` for an unknown preset."""
         super().__init__(env, seed)
         self._config = load_market(env.id)
         self._world = World(self._config, seed)
@@ -54,7 +50,7 @@ class MarketGame(TurnGame):
         return not self._feedback
 
     def step(self, action: str) -> None:
-        """Apply an answer: JSON or one of the listed words."""
+        """Apply an answer."""
         player, state = self._player, self.view().state
         assert state is not None
         self._view = None
@@ -106,25 +102,23 @@ class MarketGame(TurnGame):
     @property
     def _player(self) -> int:
         tick, place = divmod(self._decided, len(self._names))
+        # The first seat rotates: it sees the market before the others move it.
         return (tick + place) % len(self._names)
 
     def _carry_out(self, player: int, answer: str, state: Json) -> str:
         """The reason why the answer was rejected; empty when it was accepted."""
-        action: Any
-        if is_compact(answer):
-            try:
+        try:
+            if is_compact(answer):
                 action = self._compact.action(answer, state, self._compact.focus(state))
-            except ActionError as error:
-                return f"Your last action was not accepted: {error}. Try another action."
-        else:
-            given = read(answer)
-            if given.action is None:
-                return given.feedback
-            action = given.action
-        receipt = self._world.decide(self._names[player], action)
-        if receipt.accepted:
-            return ""
-        return f"Your last action was not accepted: {receipt.problem}. Try another action."
+            else:
+                given = read(answer)
+                if given.action is None:
+                    return given.feedback
+                action = given.action
+            problem = self._world.decide(self._names[player], action).problem
+        except ActionError as error:
+            problem = str(error)
+        return problem and f"Your last action was not accepted: {problem}. Try another action."
 
     def _end(self, reason: EndReason, invalid_by: int | None) -> None:
         rewards = {}
@@ -139,22 +133,18 @@ class MarketGame(TurnGame):
 
 #: Tiny models know words of games, or those of the market.
 subject = "market"
-
-
-def make(env: EnvSpec, seed: int) -> MarketGame:
-    """A new game."""
-    return MarketGame(env, seed)
+make = MarketGame
 
 
 def env_ids() -> list[str]:
-    """Ids of the presets: ``market`` for the default, ``market-NAME`` for others; sorted."""
+    """``market`` for ``conf/market/default.yaml``, ``market-NAME`` for the others; sorted."""
     names = [path.stem for path in (conf_dir() / "market").glob("*.yaml")]
     return sorted("market" if name == "default" else f"market-{name}" for name in names)
 
 
 @functools.cache
 def load_market(env_id: str) -> MarketConfig:
-    """The preset behind an id of ``env_ids``, one shared object; ``ConfigError`` where none is."""
+    """The preset behind an id of ``env_ids``; ``ConfigError`` where none is."""
     if env_id not in env_ids():
         raise ConfigError(
             f"market {env_id!r} is unknown{nearest(env_id, env_ids())}; there are "
@@ -170,14 +160,14 @@ def load_market(env_id: str) -> MarketConfig:
 
 
 def check(env: EnvSpec) -> None:
-    """Raises ``ConfigError`` for an unknown preset or a market without seats."""
+    """Raise ``ConfigError`` for an unknown preset or a market without seats."""
     if env.num_players < 1:
         raise ConfigError(f"env {env.id!r}: num_players must be 1 or more, got {env.num_players}")
     MarketGame(env, seed=0).view()
 
 
 class MarketTrader:
-    """A scripted trader of ``rlforge.continuous.market.traders`` at a seat of a market."""
+    """A scripted trader at a seat of a market."""
 
     def __init__(self, kind: str, env: EnvSpec, rng: random.Random) -> None:
         if env.source != "market":
@@ -185,12 +175,12 @@ class MarketTrader:
         self._trader = make_trader(kind, load_market(env.id), rng)
 
     def act(self, view: View) -> str:
-        """The trader's action as JSON."""
+        """Its action as JSON."""
         assert view.state is not None
         return json.dumps(self._trader.decide(view.state))
 
 
-# Traders that use only what a seat observes; insiders trade in the background only.
+# Insiders trade in the background only: they know what no seat observes.
 noise_trader = partial(MarketTrader, "noise")
 momentum_trader = partial(MarketTrader, "momentum")
 value_trader = partial(MarketTrader, "value")

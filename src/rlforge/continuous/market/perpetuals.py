@@ -1,7 +1,6 @@
-"""One perpetual future: an index that follows hidden trends, and a mark price that trades move.
+"""A perpetual future: an index that follows hidden trends, and a mark price that trades move.
 
-mark = index · e^(skew / depth), with skew the sizes of all longs minus those of all shorts. Trades
-are made at the mark price that they lead to, so that no trader gains by moving it.
+mark = index · e^(skew / depth), with skew the sizes of all longs minus those of all shorts.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ FUNDING_FACTOR = 0.5
 #: Largest funding rate per payment.
 MAX_FUNDING_RATE = 0.01
 
-#: Prices stay in this range, in cents, so that a long walk neither reaches 0 nor overflows.
+# Prices stay in this range, in cents, so that a long walk neither reaches 0 nor overflows.
 _LOWEST, _HIGHEST = 100, 100_000_000
 
 
 class Perpetual:
     """An index and its mark price, in cents.
 
-    trend: the hidden direction in which the index drifts. views, unreported: as of a prediction
-    market, about the trend.
+    trend: the hidden direction of the index. views, unreported: about it, as of a prediction
+    market.
     """
 
     def __init__(self, ticker: str, config: MarketConfig, rng: random.Random) -> None:
@@ -54,6 +53,7 @@ class Perpetual:
     def mark(self, skew: int | None = None) -> int:
         """The mark price now, or at another skew."""
         skew = self.skew if skew is None else skew
+        # Trades are made at the price that they lead to, so that no trader gains by moving it.
         exponent = skew / cents(self._config.depth)
         moved = self.index * math.exp(max(-20.0, min(20.0, exponent)))
         return round(max(_LOWEST, min(_HIGHEST, moved)))
@@ -66,7 +66,7 @@ class Perpetual:
         self._json = None
 
     def funding_rate(self) -> float:
-        """Payment from longs to shorts, relative to size; negative when shorts pay."""
+        """The payment from longs to shorts, relative to size; negative when shorts pay."""
         premium = (self.mark() - self.index) / self.index
         return max(-MAX_FUNDING_RATE, min(MAX_FUNDING_RATE, FUNDING_FACTOR * premium))
 
@@ -84,7 +84,7 @@ class Perpetual:
 
     def to_json(self, ticks_to_funding: int) -> dict[str, Any]:
         """The JSON that agents see; the same object until something changes."""
-        if self._json is None:
+        if self._json is None:  # one object for all states of a tick: they are kept by thousands
             mark = self.mark()
             self._json = {
                 "ticker": self.ticker,

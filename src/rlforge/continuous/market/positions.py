@@ -37,7 +37,7 @@ class PerpDesk:
         self._closed: list[_Closed] = []
 
     def worth(self, perp: Perp) -> int:
-        """Margin and profit of a position if closed now, before fees; at least 0."""
+        """Margin and profit if closed now, before fees; at least 0."""
         return max(0, perp.margin + perp.profit(self._exit(perp)))
 
     def open(
@@ -120,11 +120,7 @@ class PerpDesk:
             self._books.vault += collected
 
     def liquidate(self) -> None:
-        """Close positions below their maintenance margin until none is left.
-
-        Then close the most profitable ones until the vault could pay all profits
-        (auto-deleveraging).
-        """
+        """Close positions below their maintenance margin, then those that the vault cannot pay."""
         while fallen := [held for held in self._all() if self._has_fallen(held[1])]:
             for agent, perp in fallen:
                 # Closing one moves the price, which may lift opposite positions above their margin.
@@ -138,6 +134,7 @@ class PerpDesk:
             ]
             if sum(profit for profit, _, _ in profits) <= self._books.vault:
                 return
+            # Auto-deleveraging: the most profitable one is closed while there is something to pay.
             _, agent, perp = max(profits, key=lambda found: found[0])
             self._close(agent, perp, "closed, as the vault ran short")
 
@@ -160,11 +157,9 @@ class PerpDesk:
         self._closed = later
 
     def _close(self, agent: Agent, perp: Perp, how: str, extra_fee: float = 0.0) -> int:
-        """Pay out a position; returns the amount that the agent gets, at least 0.
-
-        A loss is at most the margin, a profit at most the vault.
-        """
+        """Pay out a position; returns the amount that the agent gets, at least 0."""
         price = self._exit(perp)
+        # A loss is at most the margin and a profit at most the vault: no account falls below 0.
         profit = max(-perp.margin, min(self._books.vault, perp.profit(price)))
         left = perp.margin + profit
         fee = min(left, portion(perp.size, PERPETUAL_FEE + extra_fee))
@@ -188,6 +183,5 @@ class PerpDesk:
         return [(agent, perp) for agent in agents for perp in agent.perps.values()]
 
     def _has_fallen(self, perp: Perp) -> bool:
-        """Whether margin and profit are below the maintenance margin."""
         least = portion(perp.size, MAINTENANCE_MARGIN)
         return perp.margin + perp.profit(self._exit(perp)) < least

@@ -1,10 +1,10 @@
-"""One prediction market: a question, the shares sold of either answer, and the pool that pays.
+"""A prediction market: a question, the shares sold of either answer, and the pool that pays.
 
-Prices follow the logarithmic market scoring rule for two outcomes (Hanson 2003). A market maker who
-has sold q₁ and q₂ shares has been paid C(q) = b ln(e^(q₁/b) + e^(q₂/b)) in all, counted from
-C(0) = b ln 2, which is also the most that it can lose. The price of an outcome is the derivative
-e^(qᵢ/b) / (e^(q₁/b) + e^(q₂/b)). ``own`` is the number sold of the outcome in question, ``other``
-of the other one, ``liquidity`` is b. Amounts are in cents, shares in units that pay a cent.
+Prices follow the logarithmic market scoring rule for two outcomes (Hanson 2003). A market maker
+that has sold q₁ and q₂ shares was paid C(q) = b ln(e^(q₁/b) + e^(q₂/b)), counted from b ln 2, the
+most that it can lose. The price of an outcome is e^(qᵢ/b) / (e^(q₁/b) + e^(q₂/b)). ``own`` is the
+number sold of the outcome in question, ``other`` of the other one, ``liquidity`` is b. Amounts are
+in cents, shares in units that pay a cent.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from rlforge.continuous.market.accounts import charged, dollars, granted
 
 
 def lmsr_cost(liquidity: float, own: float, other: float) -> float:
-    """C(q), with the larger exponent factored out against overflow."""
-    most = max(own, other)
+    """C(q)."""
+    most = max(own, other)  # the larger exponent, factored out against overflow
     return most + liquidity * math.log1p(math.exp((min(own, other) - most) / liquidity))
 
 
 def lmsr_price(liquidity: float, own: float, other: float) -> float:
-    """The price of the outcome, between 0 and 1: a logistic function of own minus other."""
+    """The price of the outcome, between 0 and 1."""
     gap = (other - own) / liquidity
-    if gap > 0:
+    if gap > 0:  # then e^gap may overflow
         tail = math.exp(-gap)
         return tail / (1 + tail)
     return 1 / (1 + math.exp(gap))
@@ -57,7 +57,8 @@ _WHAT = (
 
 
 def invented_question(rng: random.Random) -> str:
-    """A question drawn uniformly; invented, so that no model knows the answer."""
+    """A question drawn uniformly."""
+    # Invented, so that no model knows the answer.
     return f"Will {rng.choice(_WHO)} {rng.choice(_WHAT)}?"
 
 
@@ -69,10 +70,10 @@ CHANGE_TICKS = 3
 
 
 class PredictionMarket:
-    """Shares are counted in units that pay one cent each; a share is a hundred of them.
+    """A market whose shares are counted in units that pay one cent; a share is a hundred of them.
 
-    pool: cents that back the shares, always at least C(q), which pays either answer. truth: the
-    right one. views: of the news accounts; unreported: those not posted yet.
+    pool: cents that back the shares. truth: the right answer. views: of the news accounts, of which
+    ``unreported`` ones are not posted yet.
     """
 
     def __init__(
@@ -88,14 +89,15 @@ class PredictionMarket:
         self.unreported = dict(views)
         self.closes = closes
         self.sold: dict[str, int] = {"YES": 0, "NO": 0}
-        self.pool = charged(liquidity * math.log(2))  # C(0)
+        # C(0), so that the pool is at least C(q) and pays either answer.
+        self.pool = charged(liquidity * math.log(2))
         self.volume = 0
         self._liquidity = liquidity
         self._prices: deque[float] = deque([0.5], maxlen=CHANGE_TICKS + 1)
         self._json: dict[str, Any] | None = None
 
     def price(self, outcome: str) -> float:
-        """Price of a share in dollars, between 0 and 1."""
+        """The price of a share in dollars."""
         return lmsr_price(self._liquidity, self.sold[outcome], self.sold[OTHER[outcome]])
 
     def units_for(self, outcome: str, amount: int) -> int:
@@ -117,7 +119,7 @@ class PredictionMarket:
         self._json = None
 
     def tick(self) -> None:
-        """Record the price, for the change that agents see."""
+        """Record the price for the change that agents see."""
         self._prices.append(self.price("YES"))
         self._json = None
 

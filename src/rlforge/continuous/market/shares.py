@@ -33,12 +33,12 @@ class ShareDesk:
         self._sales: dict[str, list[_Sale]] = {}
 
     def open_market(self, market: PredictionMarket) -> None:
-        """Open a market; the house pays its subsidy."""
+        """Open a market, whose subsidy the house pays."""
         self._books.house -= market.pool
         self._books.predictions[market.id] = market
 
     def worth(self, lot: Shares) -> int:
-        """The value of shares at their price, rounded down."""
+        """The value at the current price, rounded down."""
         return int(lot.units * self._books.predictions[lot.market_id].price(lot.outcome))
 
     def buy(self, agent: Agent, ticket: int, market_id: str, outcome: str, amount: int) -> None:

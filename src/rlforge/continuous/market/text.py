@@ -52,7 +52,7 @@ def forms(*, perpetuals: bool) -> str:
     )
 
 
-#: Titles of the parts of a state, in the order in which they are shown.
+#: Titles of the parts of a state, in their order.
 _TITLES = {
     "market": "Markets",
     "note": "Your memory",
@@ -63,14 +63,14 @@ _TITLES = {
 
 @value
 class ParsedAction:
-    """The action in an answer, None if it has none; feedback: what was wrong, for the next try."""
+    """The action in an answer, or None and what was wrong with it."""
 
     action: Json | None
     feedback: str = ""
 
 
 def prompt(state: Json, most: int | None = None) -> str:
-    """Rules and forms of actions, with which all prompts begin, and ``describe`` of a state."""
+    """Rules, forms of actions, and ``describe`` of a state."""
     perpetuals = bool(state["markets"]["perpetuals"])
     rules = _RULES.format(perpetuals=_PERPETUALS if perpetuals else "")
     return f"{rules}\n\n{forms(perpetuals=perpetuals)}\n\n{describe(state, most)}"
@@ -79,9 +79,7 @@ def prompt(state: Json, most: int | None = None) -> str:
 def describe(state: Json, most: int | None = None) -> str:
     """A ``GameState`` in short lines, in ``most`` characters; None: all of it.
 
-    With little room markets are brief, and what does not fit is left out and counted. Room goes to
-    the agent's own positions, then to markets with news, notes, other markets, its last actions,
-    and posts; of these to the newest.
+    With little room markets are brief, and what does not fit is left out and counted.
     """
     whole = _described(state, brief=False, most=None)
     if most is None or len(whole) <= most:
@@ -102,6 +100,7 @@ def _described(state: Json, *, brief: bool, most: int | None) -> str:
     left_out: Counter[str] = Counter()
     # The line that counts what is left out takes room as well.
     room = math.inf if most is None else most - len(top) - 80
+    # What matters most comes first: what is held, then what is known, then what is old.
     for kind, lines in (
         ("market", held),
         ("market", reported),
@@ -128,7 +127,7 @@ def _described(state: Json, *, brief: bool, most: int | None) -> str:
 
 
 def read(text: str) -> ParsedAction:
-    """The last JSON object in an answer that has a ``type``, checked for form; prose is ignored.
+    """The last JSON object in an answer that has a ``type``, checked for form.
 
     Example:
         >>> read('I would rather wait. {"type": "NO_OP"}').action
@@ -149,7 +148,7 @@ def read(text: str) -> ParsedAction:
 
 
 def _markets(state: Json, *, brief: bool) -> tuple[list[str], list[str], list[str]]:
-    """Lines of the markets that the agent holds something of, of others with news, and the rest."""
+    """Lines of the markets with holdings, of others with news, and of the rest."""
     views: dict[str, dict[str, str]] = {}
     for post in state["social"]["feed"]:
         if post["stance"]:
@@ -218,8 +217,7 @@ def _post(post: Json) -> str:
 
 
 def _line(text: str) -> str:
-    """``text`` in one line, so that it cannot look like another part of the prompt."""
-    return " ".join(text.split())
+    return " ".join(text.split())  # else it could look like another part of the prompt
 
 
 def _money(amount: float) -> str:

@@ -1,10 +1,4 @@
-"""Scripted traders of different skill. Each reads a ``GameState`` and answers with an action.
-
-noise      trades at random, posts, comments and follows
-momentum   buys what has risen and sells what has fallen
-value      weighs the news by how often each account is right, and buys what is too cheap
-insider    like value, and believes the tips in its memory
-"""
+"""Scripted traders of different skill. Each reads a ``GameState`` and answers with an action."""
 
 from __future__ import annotations
 
@@ -75,7 +69,7 @@ class NoiseTrader:
 
 
 class MomentumTrader:
-    """Follows the largest move; closes a perpetual position when its ticker turns."""
+    """Buys what has risen most, sells what has fallen, closes positions when a ticker turns."""
 
     def __init__(self, config: MarketConfig, rng: random.Random) -> None:
         self._rng = rng
@@ -109,18 +103,14 @@ class MomentumTrader:
 
 
 class ValueTrader:
-    """Adds up the accounts' views as log-odds and compares with prices.
-
-    An account that is right with probability r adds ln(r / (1 − r)) to the odds of its view (Bayes
-    with independent views); its newest post about a market counts.
-    """
+    """Adds up the accounts' views as log-odds, and buys what is too cheap."""
 
     def __init__(self, config: MarketConfig, rng: random.Random) -> None:
+        # Bayes with independent views: one that is right with probability r adds ln(r / (1 − r)).
         self._weights = {
             account: math.log(max(right, 0.01) / max(1 - right, 0.01))
             for account, right in config.accounts.items()
         }
-        self._accounts = list(config.accounts)
 
     def decide(self, state: Json) -> Json:
         beliefs = self._beliefs(state)
@@ -132,11 +122,15 @@ class ValueTrader:
             if (1 - belief if against else belief) < 0.5 - _EDGE:
                 return leave(position)
             staked[about] = staked.get(about, 0.0) + position["value"]
-        follow = self._worth_following(state)
-        return self._best_trade(state, beliefs, staked) or follow or NO_OP
+        if best := self._best_trade(state, beliefs, staked):
+            return best
+        for account, weight in self._weights.items():
+            if weight > 0.5 and account not in state["agent"]["following"]:
+                return {"type": "FOLLOW_USER", "userId": account}
+        return NO_OP
 
     def _beliefs(self, state: Json) -> dict[str, float]:
-        """Probability of YES or UP, by market or ticker, for those with known views."""
+        """The probability of YES or UP of each market or ticker with known views."""
         views: dict[str, dict[str, float]] = {}
         for post in state["social"]["feed"]:
             weight = self._weights.get(post["userId"])
@@ -182,13 +176,6 @@ class ValueTrader:
                     )
         return best[1] if best else None
 
-    def _worth_following(self, state: Json) -> Json | None:
-        following = state["agent"]["following"]
-        for account in self._accounts:
-            if self._weights[account] > 0.5 and account not in following:
-                return {"type": "FOLLOW_USER", "userId": account}
-        return None
-
 
 class InsiderTrader(ValueTrader):
     """Believes its tips, and the news where it has no tip."""
@@ -214,7 +201,7 @@ _TRADERS: dict[str, type[Trader]] = {
 
 
 def make_trader(kind: str, config: MarketConfig, rng: random.Random) -> Trader:
-    """A trader of ``kind``, which ``rng`` and states alone move; ConfigError for an unknown one."""
+    """A trader, which ``rng`` and states alone move; ConfigError for an unknown kind."""
     if kind not in _TRADERS:
         raise ConfigError(
             f"trader kind {kind!r} is unknown{nearest(kind, _TRADERS)}; there are "
@@ -242,7 +229,7 @@ class Choice:
 
 
 class Crowd:
-    """The traders of ``market.traders``; they join the world under names such as ``noise-1``."""
+    """The traders of ``market.traders``, which join the world as ``noise-1`` and so on."""
 
     def __init__(self, world: World, seed: int = 0) -> None:
         self._world = world
@@ -256,7 +243,7 @@ class Crowd:
                 self._traders.append((agent_id, kind, make_trader(kind, world.config, rng)))
 
     def act(self) -> list[Choice]:
-        """Each trader decides once, in a new random order, and sees the effect of those before."""
+        """Let each trader decide once, in a new order; it sees the effect of those before."""
         self._order.shuffle(self._traders)
         choices = []
         for agent_id, kind, trader in self._traders:

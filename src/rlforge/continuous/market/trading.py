@@ -27,21 +27,21 @@ _REQUEST = "End with one action as a JSON object."
 
 
 def longest_prompt(config: PolicyConfig) -> int:
-    """Tokens of the longest prompt with which an answer can be given, and learned from whole."""
+    """Tokens of the longest prompt that leaves room for an answer, also in training."""
     longest = config.learner.max_train_len or config.engine.max_model_len
     return min(config.engine.prompt_room, longest - config.engine.max_tokens)
 
 
 def asked_form(model: ModelConfig) -> str:
-    """The extraction whose form of answers is asked for in markets: ``json`` in prose."""
+    """The extraction whose form of answers is asked for: ``json`` in prose."""
     return model.action_extraction if model.prompt_template == "board" else "json"
 
 
 @value
 class Question:
-    """A prompt about ``state``; its compact form is about one market, the ``focus``.
+    """A prompt about ``state``, in the compact form about the market ``focus``.
 
-    legal: compact answers. schema: of the JSON that an answer must be; None: any answer.
+    legal: compact answers. schema: of an answer; None: any answer.
     """
 
     state: Json
@@ -55,12 +55,14 @@ class Question:
 class AgentPrompter:
     """Writes prompts in the model's template, and reads the actions in answers.
 
-    The template ``board`` asks in the compact words of ``rlforge.continuous.market.compact``, every
-    other one in prose for an action as JSON, which is read wherever it stands in an answer.
+    The template ``board`` asks in the words of ``rlforge.continuous.market.compact``, any other in
+    prose for an action as JSON. Raises ``ConfigError`` where the rules alone are too long.
 
-    config: its limits say how long a prompt may be; of a state in prose as much is shown as fits.
-    Raises ``ConfigError`` where the rules alone are too long. constrained: answers in prose are to
-    be one JSON action that the state allows.
+    Args:
+        config: Its limits say how much of a state is shown.
+        market: The market that is traded in.
+        tokenizer: The model's.
+        constrained: Answers in prose are to be one JSON action that the state allows.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class AgentPrompter:
         self.ask(world.state("agent"))  # fails here for a room that is too small
 
     def ask(self, state: Json) -> Question:
-        """The prompt of an agent that sees ``state``; ``ConfigError`` where no state fits."""
+        """The prompt of an agent that sees ``state``."""
         focus = self._compact.focus(state)
         board, most = self._compact.text(state, focus), self._most
         while True:

@@ -1,7 +1,6 @@
 """The market as its agents use it: they see a state, decide, and time passes in ticks.
 
-The right answers, the views of the news and the moves of the indices depend on the seed alone, so
-two worlds with one seed differ only by the actions of their agents.
+Right answers, views of the news and moves of the indices depend on the seed alone.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from rlforge.continuous.config.market import (
     MarketConfig,
     TraderKind,
 )
-from rlforge.continuous.market.accounts import Agent, Lengths, Perp, Shares, cents, dollars
+from rlforge.continuous.market.accounts import Agent, Perp, Shares, cents, dollars
 from rlforge.continuous.market.actions import CONFIDENCE, NOTE, ActionError, Json, check_form
 from rlforge.continuous.market.books import Books, Receipt, Settled
 from rlforge.continuous.market.feed import Feed
@@ -29,10 +28,6 @@ from rlforge.errors import nearest
 TIP_CHANCE = 0.8
 #: Ticks between two funding payments.
 FUNDING_INTERVAL = 4
-#: Notes that an agent sees: on its settled trades, and those that its actions made.
-MEMORY_LENGTH = 6
-#: Own latest actions that an agent sees.
-RECENT_ACTIONS = 5
 #: Most characters in a post, comment or note.
 MAX_POST_LENGTH = 280
 
@@ -55,10 +50,10 @@ class World:
         self.books = Books(config)
         self._shares, self._perps = ShareDesk(self.books), PerpDesk(self.books)
         self._seed = seed
+        # One for each thing, so that what agents do changes no draw of another.
         self._generators: dict[str, random.Random] = {}
-        self._news = self.generator("news", seed)
         self._truth = self.generator("truth", seed)
-        self._feed = Feed(config, self._news)
+        self._feed = Feed(self.books, self.generator("news", seed))
         self._tickets = self._opened = 0
         for ticker in config.tickers:
             rng = self.generator(f"index/{ticker}", seed)
@@ -66,7 +61,7 @@ class World:
         self._begin_episode()
 
     def generator(self, name: str, seed: int) -> random.Random:
-        """A new source of chance for what ``name`` says, which ``reseed`` starts anew."""
+        """A new source of chance for ``name``, which ``reseed`` starts anew."""
         made = self._generators[name] = random.Random(f"{seed}/{name}")
         return made
 
@@ -78,18 +73,16 @@ class World:
     # ------------------------------------------------------------ for agents
 
     def join(self, agent_id: str, kind: str | None = None) -> None:
-        """Open an account with the starting balance.
+        """Open an account with the starting balance. Raises ``ValueError`` for a taken id.
 
-        kind: of a scripted trader; None for models and people. Raises ``ValueError`` for an id that
-        is taken by an agent or a news account.
+        kind: of a scripted trader; None for models and people.
         """
         if agent_id in self.books.agents or agent_id in self.config.accounts or not agent_id:
             raise ValueError(f"the name {agent_id!r} is taken")
         if kind is not None and kind not in (kinds := get_args(TraderKind)):
             raise ValueError(f"trader kind {kind!r} is unknown{nearest(kind, kinds)}")
-        lengths = Lengths(self.config.feed_length, MEMORY_LENGTH, RECENT_ACTIONS)
         rng = self.generator(f"agent/{agent_id}", self._seed)
-        agent = Agent(agent_id, kind, rng, lengths)
+        agent = Agent(agent_id, kind, rng, self.config.feed_length)
         self.books.agents[agent_id] = agent
         self.books.endow(agent, cents(STARTING_BALANCE))
         for market in self.books.predictions.values():
@@ -98,7 +91,7 @@ class World:
             self._tip(agent, perpetual.ticker, perpetual.trend)
 
     def state(self, agent_id: str) -> dict[str, Any]:
-        """The current ``GameState`` of the agent; it is never changed afterwards."""
+        """The agent's ``GameState``, which never changes afterwards."""
         return game_state(self._agent(agent_id), self.books, self._shares, self._perps)
 
     def decide(self, agent_id: str, action: Any) -> Receipt:
@@ -124,7 +117,7 @@ class World:
     # ------------------------------------------------------------ for the caller that runs it
 
     def tick(self) -> list[Settled]:
-        """Let one tick pass; returns the decisions settled since the last one, in order."""
+        """Let one tick pass; returns the decisions settled since the last, in order."""
         books, config = self.books, self.config
         books.tick += 1
         for perpetual in books.perpetuals.values():
@@ -148,12 +141,7 @@ class World:
             self._begin_episode()
         else:
             self._open_markets()
-        self._feed.report(
-            books.predictions.values(),
-            books.perpetuals.values(),
-            self.minute,
-            books.agents.values(),
-        )
+        self._feed.report()
         return self.books.take_settled()
 
     @property
@@ -164,7 +152,7 @@ class World:
     @property
     def minute(self) -> float:
         """The market's clock, from 0."""
-        return self.books.tick * self.config.tick_minutes
+        return self.books.minute
 
     @property
     def ticks(self) -> int:
@@ -179,7 +167,7 @@ class World:
         return dollars(agent.balance + shares + perps)
 
     def episode_profits(self, agent_id: str) -> list[float]:
-        """The agent's profit in each finished episode, in dollars."""
+        """Profits of the agent in finished episodes, in dollars."""
         return [dollars(profit) for profit in self._agent(agent_id).episode_profits]
 
     # ------------------------------------------------------------ inside
@@ -191,7 +179,7 @@ class World:
             raise ValueError(f"no agent {agent_id!r} has joined") from None
 
     def _carry_out(self, agent: Agent, ticket: int, action: Json) -> bool:
-        """Execute an action, or raise ``ActionError`` before; returns whether money is at stake."""
+        """Execute an action; returns whether money is at stake."""
         match action["type"]:
             case "BUY_SHARES":
                 amount = cents(action["amount"])
@@ -219,9 +207,7 @@ class World:
         reply_to = action.get("postId")
         if reply_to is not None and reply_to not in self._feed:
             raise ActionError(f"no post {reply_to!r} to comment on")
-        self._feed.post(
-            agent.id, content, self.minute, self.books.agents.values(), reply_to=reply_to
-        )
+        self._feed.post(agent.id, content, reply_to=reply_to)
 
     def _check_length(self, text: str, field: str) -> None:
         if len(text) > MAX_POST_LENGTH:
@@ -253,12 +239,12 @@ class World:
             agent.trades = agent.wins = 0
 
     def _open_markets(self) -> None:
-        """Open markets up to ``market.predictions``; they end with the episode at the latest."""
         books, config = self.books, self.config
         for _ in range(config.predictions - len(books.predictions)):
             self._opened += 1
             truth: YesNo = "YES" if self._truth.random() < 0.5 else "NO"
             lifetime = self._truth.randint(config.min_lifetime, config.max_lifetime)
+            # No market outlives its episode, so that every decision is settled with it.
             episode_end = (books.tick // config.episode_ticks + 1) * config.episode_ticks
             market = PredictionMarket(
                 f"market-{self._opened}",
@@ -279,7 +265,7 @@ class World:
             self._tip(agent, about, stance)
 
     def _tip(self, agent: Agent, about: str, stance: str) -> None:
-        """Give an insider the truth as a tip, with probability ``tip_chance``."""
+        """Give an insider the truth, with probability ``tip_chance``."""
         if agent.kind != "insider":
             return
         agent.tips.pop(about, None)
@@ -294,21 +280,18 @@ class World:
 
 
 def game_state(agent: Agent, books: Books, shares: ShareDesk, perps: PerpDesk) -> dict[str, Any]:
-    """``GameState`` as JSON: everything an agent observes, in dollars, newest things last.
-
-    States share parts, which never change afterwards, so that a state can be kept.
-    """
-    config, tick = books.config, books.tick
-    minutes = config.tick_minutes
+    """``GameState`` as JSON: all that an agent observes, in dollars, newest last."""
+    tick, minutes = books.tick, books.config.tick_minutes
     to_funding = FUNDING_INTERVAL - tick % FUNDING_INTERVAL
     positions = [
         _shares(lot, shares.worth(lot), (tick - lot.opened) * minutes)
         for lot in agent.shares.values()
     ]
     positions += [
-        _perp(perp, perps.worth(perp), (tick - perp.opened) * minutes, MAINTENANCE_MARGIN)
+        _perp(perp, perps.worth(perp), (tick - perp.opened) * minutes)
         for perp in agent.perps.values()
     ]
+    # Parts are shared between states and replaced, never changed, so that a state can be kept.
     return {
         "portfolio": {
             "balance": dollars(agent.balance),
@@ -324,7 +307,7 @@ def game_state(agent: Agent, books: Books, shares: ShareDesk, perps: PerpDesk) -
             "recentActions": list(agent.recent),
             "memory": [*agent.tips.values(), *agent.notes],
             "following": sorted(agent.follows),
-            "minute": tick * minutes,
+            "minute": books.minute,
         },
     }
 
@@ -343,9 +326,9 @@ def _shares(lot: Shares, worth: int, minutes_held: float) -> dict[str, Any]:
     }
 
 
-def _perp(perp: Perp, worth: int, minutes_held: float, maintenance: float) -> dict[str, Any]:
+def _perp(perp: Perp, worth: int, minutes_held: float) -> dict[str, Any]:
     # The price at which margin plus profit equals the maintenance margin, before impact of closing.
-    room = perp.margin / perp.size - maintenance
+    room = perp.margin / perp.size - MAINTENANCE_MARGIN
     return {
         "id": perp.id,
         "kind": "perpetual",

@@ -17,29 +17,25 @@ _MOST_PAIRS = 200_000
 
 @value
 class Agreement:
-    """Scores against a truth.
+    """Scores against a truth; None if there is nothing to compare.
 
     kendall_tau: τ-b, which corrects for ties on either side (Kendall 1945), -1 to 1.
-    pairwise_accuracy: share of the pairs with different truths that the scores order alike; a pair
-    with equal scores counts as half. Both are None if there is nothing to compare.
-    pairs: number of pairs compared. items: decisions or agents with score and truth.
+    pairwise_accuracy: share of the ``pairs`` with different truths that the scores order alike; a
+    pair with equal scores counts as half.
     """
 
     kendall_tau: float | None
     pairwise_accuracy: float | None
     pairs: int
-    items: int
 
     def metrics(self, prefix: str) -> dict[str, float]:
-        """The known figures, by name."""
+        """The known figures by name."""
         found = {"kendall_tau": self.kendall_tau, "pairwise_accuracy": self.pairwise_accuracy}
         return {f"{prefix}{name}": one for name, one in found.items() if one is not None}
 
 
-def agreement(
-    scores: Sequence[float | None], truths: Sequence[float | None], *, margin: float = 0.0
-) -> Agreement:
-    """Agreement over the items with a score and a truth; truths within ``margin`` are equal.
+def agreement(scores: Sequence[float | None], truths: Sequence[float | None]) -> Agreement:
+    """The agreement over the items with a score and a truth.
 
     Example:
         >>> agreement([0.9, 0.1, None], [2.0, 1.0, 3.0]).kendall_tau
@@ -51,16 +47,15 @@ def agreement(
         if score is not None and truth is not None and math.isfinite(truth)
     ]
     given, true = np.array(known, dtype=np.float64).reshape(-1, 2).T
-    pairs = generate_pairs(true.tolist(), margin=margin, max_pairs=_MOST_PAIRS, seed=0)
+    pairs = generate_pairs(true.tolist(), margin=0.0, max_pairs=_MOST_PAIRS, seed=0)
     if not len(pairs):
-        return Agreement(kendall_tau=None, pairwise_accuracy=None, pairs=0, items=len(known))
+        return Agreement(kendall_tau=None, pairwise_accuracy=None, pairs=0)
     ahead = given[pairs.better] - given[pairs.worse]
     tau = float(kendalltau(given, true).statistic)
     return Agreement(
         kendall_tau=tau if math.isfinite(tau) else None,  # all scores are equal
         pairwise_accuracy=float(np.mean((ahead > 0) + 0.5 * (ahead == 0))),
         pairs=len(pairs),
-        items=len(known),
     )
 
 
@@ -76,5 +71,4 @@ def pooled(found: Sequence[Agreement]) -> Agreement:
         kendall_tau=mean([one.kendall_tau for one in found]),
         pairwise_accuracy=mean([one.pairwise_accuracy for one in found]),
         pairs=sum(one.pairs for one in found),
-        items=sum(one.items for one in found),
     )

@@ -1,4 +1,4 @@
-"""The interface of scorers, and scores of windows in which nothing can be compared."""
+"""The interface of scorers, and scores where nothing can be compared."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ NOT_JUDGED = "not judged: it is not learned from"
 
 @value
 class DecisionScores:
-    """Scores of decisions, in their order.
-
-    values: 0 to 1, or None if the scorer failed, or was not asked. explanations: may be empty.
-    metrics: e.g. ``pairs``, ``judge_calls``, ``unscored``.
+    """Scores of decisions in their order, 0 to 1, or None if the scorer failed or was not asked.
 
     Example:
         >>> DecisionScores(values=(0.9, None), explanations=("early", ""), metrics={}).values[0]
@@ -38,7 +35,7 @@ class DecisionScores:
 
     @property
     def unscored(self) -> str:
-        """The most frequent reason for a missing score; empty where all have one."""
+        """The most frequent reason for a missing score, or nothing."""
         said = [
             why
             for score, why in zip(self.values, self.explanations, strict=True)
@@ -67,13 +64,13 @@ class DecisionScorer(Protocol):
     """
 
     async def score(self, decisions: Sequence[Decision]) -> DecisionScores:
-        """A score for each; a group that fails is logged and left unscored."""
+        """The score of each; what fails is logged and left unscored."""
 
     def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
         """Learn from windows whose outcomes are known; a window learned before changes nothing.
 
-        Returns metrics: the size of the memory, and how well rewards were forecast before
-        (``forecast_kendall_tau``, ``forecast_pairwise_accuracy``; missing if it could not).
+        Returns metrics, such as how well rewards were forecast (``forecast_kendall_tau``,
+        ``forecast_pairwise_accuracy``).
         """
 
     async def close(self) -> None:
@@ -81,14 +78,14 @@ class DecisionScorer(Protocol):
 
 
 def finite_rewards(decisions: Sequence[Decision]) -> list[float | None]:
-    """The rewards; None for those that are missing or not finite."""
+    """The rewards; None where one is missing or not finite."""
     return [
         d.reward if d.reward is not None and math.isfinite(d.reward) else None for d in decisions
     ]
 
 
 def nothing_to_compare(decisions: Sequence[Decision], min_agents: int) -> str | None:
-    """Why these decisions cannot be compared, or None."""
+    """The reason why decisions cannot be compared, or None."""
     agents = len({decision.agent_id for decision in decisions})
     if agents < min_agents:
         return f"{agents} agent{'s' * (agents != 1)} of at least {min_agents}"
@@ -103,7 +100,7 @@ def nothing_to_compare(decisions: Sequence[Decision], min_agents: int) -> str | 
 def undecided(
     decisions: Sequence[Decision], reason: str, metrics: Mapping[str, float] | None = None
 ) -> DecisionScores:
-    """0.5 for each, because of ``reason``, which is logged and is every explanation."""
+    """0.5 for each, because of ``reason``, which is logged."""
     if decisions:
         log.warning("%s: nothing to compare: %s; every score is 0.5", _window(decisions), reason)
     count = len(decisions)
@@ -118,7 +115,7 @@ def undecided(
 def unscored(
     decisions: Sequence[Decision], reason: str, metrics: Mapping[str, float]
 ) -> DecisionScores:
-    """None for each, because of ``reason``, which is logged and is every explanation."""
+    """None for each, because of ``reason``, which is logged."""
     log.warning("%s: %d decisions unscored: %s", _window(decisions), len(decisions), reason)
     return finished(decisions, [None] * len(decisions), [reason] * len(decisions), metrics)
 
@@ -131,6 +128,7 @@ def finished(
 ) -> DecisionScores:
     """The scores with their counts, or ``undecided`` if all of them are equal."""
     known = [value for value in values if value is not None]
+    # Equal scores select all decisions or none, so that the threshold would decide, not the scorer.
     if len(known) == len(values) > 1 and max(known) - min(known) < _SAME:
         return undecided(decisions, "all scores are equal", metrics)
     counts = {"scored": float(len(known)), "unscored": float(len(values) - len(known))}

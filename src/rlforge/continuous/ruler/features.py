@@ -1,7 +1,7 @@
 """A decision as a fixed row of finite numbers; missing parts count as 0.
 
-By default (``state_action``) they were known when the decision was made. ``with_outcome`` adds the
-outcome, luck included, to judge the skill of agents rather than single decisions.
+``state_action`` is what was known when it was made. ``with_outcome`` adds the outcome, luck
+included, to judge the skill of agents rather than single decisions.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlforge.continuous.decisions.records import Decision, Json, Metadata, Result
+from rlforge.continuous.decisions.reward import FAST_MINUTES
 from rlforge.continuous.market.actions import FIELDS
 from rlforge.types import value
 
@@ -23,15 +24,13 @@ ACTION_TYPES = tuple(FIELDS)
 _TRADES = ACTION_TYPES[:4]
 _OPENING = ("BUY_SHARES", "OPEN_POSITION")
 
-#: Features are clipped to this absolute value, so that no outlier outweighs all others.
+# Features are clipped to this absolute value, so that no outlier outweighs all others.
 _WIDEST = 10.0
-
-#: Decisions held for less are fast, as in the reward.
-_FAST_MINUTES = 60.0
 
 
 def feature_names(features: str) -> tuple[str, ...]:
-    """The columns of ``state_action`` or ``with_outcome``, in order."""
+    """The columns of ``state_action`` or ``with_outcome``."""
+    # Read off a decision without content, so that no name is listed twice.
     nothing = Metadata(provider="")
     decision = Decision(
         id="", agent_id="", window_id="", state={}, action={}, timestamp=0.0, metadata=nothing
@@ -40,7 +39,7 @@ def feature_names(features: str) -> tuple[str, ...]:
 
 
 def featurize(decisions: Sequence[Decision], features: str) -> NDArray[np.float64]:
-    """One row per decision, one column per name of ``feature_names(features)``."""
+    """The row of each decision, with the columns ``feature_names(features)``."""
     rows = np.zeros((len(decisions), len(feature_names(features))))
     for row, decision in zip(rows, decisions, strict=True):
         row[:] = list(_row(decision, features).values())
@@ -48,16 +47,16 @@ def featurize(decisions: Sequence[Decision], features: str) -> NDArray[np.float6
 
 
 def sign_of(named: Json) -> int:
-    """1 for YES shares and longs, -1 for NO shares and shorts; of an action or a position."""
+    """1 for an action or position of YES shares and longs, -1 for NO shares and shorts."""
     return 1 if named.get("outcome") == "YES" or named.get("side") == "long" else -1
 
 
 @value
 class _Target:
-    """The market or ticker that a trade is ``about``. offer: its entry in ``state.markets``.
+    """The market or ticker that a trade is ``about``, and the ``offer`` in ``state.markets``.
 
-    sign: 1 if the trade gains when YES or the price rises, -1 if it loses; closing a position has
-    the opposite sign of the position. closed: that position; empty for other trades.
+    sign: 1 if the trade gains when YES or the price rises, -1 if it loses. closed: the position
+    that the trade ends, with the opposite sign; empty for other trades.
     """
 
     about: str | None
@@ -66,7 +65,7 @@ class _Target:
     closed: Json
 
 
-#: What other actions are about, and trades of what ``state`` does not have.
+#: The target of other actions, and of trades of what ``state`` does not have.
 _NOTHING = _Target(about=None, offer={}, sign=0, closed={})
 
 
@@ -101,7 +100,7 @@ def _situation(decision: Decision) -> dict[str, float]:
 
 
 def _trade(decision: Decision, target: _Target) -> dict[str, float]:
-    """The trade against the balance, prices, news, memory and the agent's positions."""
+    """The trade against balance, prices, news, memory and positions."""
     action, state, kind = decision.action, decision.state, decision.action.get("type")
     portfolio, opens = _part(state, "portfolio"), kind in _OPENING
     balance = _number(portfolio, "balance")
@@ -116,6 +115,7 @@ def _trade(decision: Decision, target: _Target) -> dict[str, float]:
     same = [one for one in held if sign_of(one) == sign]
     mark, index = _number(offer, "markPrice"), _number(offer, "indexPrice")
     price = _number(offer, "yesPrice" if sign > 0 else "noPrice")
+    # A note outweighs the feed: an insider's is the truth.
     advice = sign * (_mean(noted.values()) if noted else _mean(feed.values()))
     cost = _number(closed, "value") - _number(closed, "pnl")
     return {
@@ -153,7 +153,7 @@ def _outcome(decision: Decision, target: _Target) -> dict[str, float]:
         "pnl_per_investment": _share(result.pnl, result.investment),
         "made_money": float(result.pnl > 0),
         "hold_time": _logarithm(result.hold_time_minutes),
-        "fast": float(settled and result.hold_time_minutes < _FAST_MINUTES),
+        "fast": float(settled and result.hold_time_minutes < FAST_MINUTES),
         "win_rate": result.win_rate,
         "wealth_change": 10 * _share(_wealth(after) - before, before),
         "price_change_in_favour": 10 * change,
@@ -179,7 +179,6 @@ def _find_target(action: Json, state: Json) -> _Target:
 
 
 def _named(trade: Json) -> Any:
-    """The market or ticker of an action or a position."""
     return trade.get("marketId", trade.get("ticker"))
 
 
@@ -192,7 +191,7 @@ def _offer(about: Any, state: Json) -> Json:
 
 
 def _price(offer: Json) -> float:
-    """The price of a YES share, or of a perpetual; 0 if it is not shown."""
+    """The price of a YES share or a perpetual; 0 if it is not shown."""
     return _number(offer, "yesPrice" if "yesPrice" in offer else "markPrice")
 
 
@@ -212,18 +211,18 @@ def _wealth(state: Json) -> float:
 
 
 def _number(found: Json, name: str) -> float:
-    """A finite number, or 0 for anything else."""
+    """A finite number; 0 for anything else."""
     inside = found.get(name)
     if isinstance(inside, bool) or not isinstance(inside, int | float):
         return 0.0
     try:
         return float(inside) if math.isfinite(inside) else 0.0
-    except OverflowError:  # of an int
+    except OverflowError:  # of an int, which JSON bounds nowhere
         return 0.0
 
 
 def _part(found: Json, name: str) -> Json:
-    """A JSON object, or an empty one for anything else."""
+    """A JSON object; an empty one for anything else."""
     inside = found.get(name)
     return inside if isinstance(inside, Mapping) else {}
 

@@ -49,17 +49,14 @@ _COUNTS = ("groups", "failed_groups", "calls", "tokens", "retries", "cache_hits"
 
 
 class AnswerCache:
-    """Verdicts in SQLite, in the file ``path``; in memory if that is None.
-
-    If the file cannot be used, that is logged once, ``failed`` is set, and nothing is kept.
-    """
+    """Verdicts in the SQLite file ``path``, or in memory. failed: the file cannot be used."""
 
     def __init__(self, path: Path | None) -> None:
         self._path, self._kept = path, dict[str, str]()
         self.failed = False
 
     def get(self, backend: str, question: JudgeQuestion) -> dict[str, JudgeVerdict] | None:
-        """The verdicts of ``backend`` on this question, or None."""
+        """The verdicts of ``backend`` on a question, or None."""
         key = _key(backend, question)
         rows = self._run("SELECT verdicts FROM answers WHERE question = ?", key)
         found = rows[0][0] if rows else self._kept.get(key)
@@ -70,7 +67,7 @@ class AnswerCache:
     def put(
         self, backend: str, question: JudgeQuestion, verdicts: Mapping[str, JudgeVerdict]
     ) -> None:
-        """Keep verdicts; those given before to the same question are replaced."""
+        """Keep verdicts in place of earlier ones."""
         key, content = _key(backend, question), json.dumps(verdicts)
         if self._path is None:
             self._kept[key] = content
@@ -105,20 +102,21 @@ class UnscoredError(RlforgeError):
 
 
 class JudgeBudget:
-    """Calls and tokens of judging one window; the greatest cost of a call is reserved before it."""
+    """Calls and tokens of judging one window."""
 
     def __init__(self, config: JudgeConfig) -> None:
         self._config = config
         self.places = asyncio.Semaphore(config.max_concurrency)
         self.counts = Counter(dict.fromkeys(_COUNTS, 0))
-        self.cost: float | None = None  # of the calls whose price is known, in dollars
+        self.cost: float | None = None  # dollars; None while no price is known
         self._silent_groups = 0  # in a row
-        self.down = ""  # why no more calls are made
+        self.down = ""  # the reason why no more calls are made
 
     def reserve(self, question_tokens: int) -> int:
         """Reserve a call; returns its tokens. Raises UnscoredError if the budget is too small."""
         if self.down:
             raise UnscoredError(f"the judge is down: {self.down}")
+        # The greatest cost of the call: those under way could exceed the budget together otherwise.
         config, reserved = self._config, question_tokens + self._config.max_answer_tokens
         for name, count in (("calls", 1), ("tokens", reserved)):
             most = getattr(config, f"max_{name}")
@@ -128,7 +126,7 @@ class JudgeBudget:
         return reserved
 
     def settle(self, reserved: int, answer: ChatReply | ChatError, estimate: int = 0) -> None:
-        """Replace the reserved tokens of a call by those that it took, and note who is silent.
+        """Replace the reserved tokens of a call by those that it took.
 
         estimate: of the tokens, where the server does not say.
         """
@@ -143,16 +141,15 @@ class JudgeBudget:
             self.down = str(answer)
 
     def metrics(self) -> dict[str, float]:
-        """All counts, and the cost if it is known."""
+        """All counts, and the cost if known."""
         cost = {} if self.cost is None else {"judge_cost": self.cost}
         return cost | {f"judge_{name}": float(count) for name, count in self.counts.items()}
 
 
 class JudgeScorer:
-    """Scores from a language model, ``ruler.judge.group_size`` decisions at a time.
+    """Scores from a language model, as sigmoid(logit(score) / ``ruler.temperature``).
 
     A group without a usable answer after ``ruler.judge.retries`` more tries stays unscored.
-    ``ruler.temperature`` T changes scores to sigmoid(logit(score) / T).
     """
 
     def __init__(self, config: RulerConfig, seed: int = 0, local: LocalModel | None = None) -> None:
@@ -164,7 +161,7 @@ class JudgeScorer:
         )
 
     async def score(self, decisions: Sequence[Decision]) -> DecisionScores:
-        """See ``DecisionScorer``. Only decisions that may be learned from are judged, if any."""
+        """See ``DecisionScorer``; if any decisions may be learned from, only they are judged."""
         learning = [place for place, one in enumerate(decisions) if one.metadata.learns]
         places = learning or range(len(decisions))
         found = await self._score([decisions[place] for place in places])
@@ -193,9 +190,9 @@ class JudgeScorer:
         return finished(decisions, values, explanations, budget.metrics())
 
     def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
-        """See ``DecisionScorer``. A judge does not learn; its last scores are compared."""
+        """See ``DecisionScorer``; the last scores are compared."""
         if self._config.features != STATE_ACTION:
-            return {}
+            return {}  # the judge saw the outcomes: it forecast nothing
         found = []
         for window in windows:
             scores = [self._given.get(decision.id) for decision in window.decisions]
@@ -209,7 +206,7 @@ class JudgeScorer:
     async def _group(
         self, group: Sequence[Decision], budget: JudgeBudget
     ) -> Sequence[tuple[float | None, str]]:
-        """A score and an explanation for each; no score if the group stays unscored."""
+        """The score and explanation of each; no score if the group stays unscored."""
         question = ask(group, self._config.judge, self._config.features, self._seed)
         try:
             found = await self._answer(question, budget)
@@ -225,7 +222,7 @@ class JudgeScorer:
     async def _answer(
         self, question: JudgeQuestion, budget: JudgeBudget
     ) -> Mapping[str, JudgeVerdict]:
-        """The verdicts on a question. Raises UnscoredError without a usable answer."""
+        """The verdicts on a question; UnscoredError without a usable answer."""
         if len(question.ids) == 1:
             alike = JudgeVerdict(0.5, "nothing to compare: the group is all alike")
             return {question.ids[0]: alike}
@@ -240,7 +237,7 @@ class JudgeScorer:
     async def _asked(
         self, question: JudgeQuestion, budget: JudgeBudget
     ) -> Mapping[str, JudgeVerdict]:
-        """Ask until an answer is usable; raises UnscoredError after the last try."""
+        """The verdicts of the first usable answer."""
         config, messages, problem = self._config.judge, question.messages, ""
         for tried in range(1 + config.retries):
             reserved = budget.reserve(estimated_tokens(messages))
@@ -248,7 +245,7 @@ class JudgeScorer:
             try:
                 reply = await self._backend.answer(messages, question.ids)
             except ChatError as error:
-                # Endpoints charge for answers only, also for those without text.
+                # Without an estimate: endpoints charge for answers only, also without text.
                 budget.settle(reserved, error)
                 problem = str(error)
                 if error.kind == "unusable":
@@ -267,10 +264,8 @@ class JudgeScorer:
 
 
 def divide(decisions: Sequence[Decision], config: JudgeConfig) -> list[tuple[int, ...]]:
-    """Positions of the decisions that are judged together, in groups of about the same size.
-
-    ``time``: neighbours in time, which see nearly the same market. ``agent``: of one agent.
-    """
+    """Positions of the decisions that are judged together, in groups of about the same size."""
+    # Neighbours in time see nearly the same market, which is shown once then.
     by_time = sorted(range(len(decisions)), key=lambda i: (decisions[i].timestamp, decisions[i].id))
     if config.group_by == "time":
         return _evenly(by_time, config.group_size)

@@ -1,4 +1,4 @@
-"""The models that answer a judge's question: behind an HTTP endpoint, or in the run's engine."""
+"""The models that answer a judge's question: behind HTTP, or in the run's engine."""
 
 from __future__ import annotations
 
@@ -20,17 +20,15 @@ from rlforge.types import PolicyRef, SamplingParams, value
 #: ``ruler.judge.model`` for the run's own model.
 ENGINE = "engine"
 
-#: Characters per token for estimates; low, so that estimates are high.
-_CHARS_PER_TOKEN = 3
-
-#: How a model without chat template is asked.
+#: The form of a question to a model without chat template.
 _WITHOUT_CHAT = Markup(user="{content}\n\n", assistant="Answer:{content}")
 
 
 def estimated_tokens(messages: Sequence[Message], answer: str = "") -> int:
     """An upper estimate of a conversation's tokens by its length."""
     length = sum(len(message["content"]) for message in messages) + len(answer)
-    return length // _CHARS_PER_TOKEN + 8 * len(messages)
+    # Three characters a token are few, so that the estimate is high.
+    return length // 3 + 8 * len(messages)
 
 
 @value
@@ -44,10 +42,7 @@ class LocalModel:
 
 
 class LocalJudge:
-    """A local model as a judge. Without ``ruler.judge.sampling_temperature`` it is greedy.
-
-    A grammar gives a short explanation and a score for each decision, in order.
-    """
+    """A local model as a judge, bound to a grammar of one score for each decision."""
 
     def __init__(self, config: JudgeConfig, model: LocalModel) -> None:
         self._model = model
@@ -72,7 +67,7 @@ class LocalJudge:
             asked = by_chat_template(messages, "", model.tokenizer)
         else:
             asked = _WITHOUT_CHAT.render(messages, "")
-        prompt = self._encoder.encode(asked)  # what agents say is text, whatever it reads like
+        prompt = self._encoder.encode(asked)  # what agents say makes no control token
         # An explanation has room for half of an entry's tokens, at one character a token or more.
         letters = self._params.max_tokens // (2 * len(ids))
         grammar = json_grammar(each_in_turn(ids, letters))
@@ -91,11 +86,11 @@ class LocalJudge:
         return ChatReply(text=completion.text, used=used)
 
     async def close(self) -> None:
-        """The engine belongs to the caller."""
+        """Nothing: the engine belongs to the caller."""
 
 
 def check_endpoint(config: JudgeConfig) -> Endpoint:
-    """Where ``ruler.judge.model`` answers. Raises ConfigError for a bad name or a missing key."""
+    """The address of ``ruler.judge.model``; ConfigError for a bad name or a missing key."""
     try:
         return check_api(config.model, ApiConfig(), config.base_url)
     except ConfigError as error:
@@ -103,7 +98,7 @@ def check_endpoint(config: JudgeConfig) -> Endpoint:
 
 
 class ApiJudge:
-    """A judge behind an OpenAI-compatible endpoint. The key is never part of a message."""
+    """A judge behind an OpenAI-compatible endpoint."""
 
     def __init__(self, config: JudgeConfig) -> None:
         self._config, self._endpoint = config, check_endpoint(config)
@@ -116,11 +111,11 @@ class ApiJudge:
 
     @property
     def name(self) -> str:
-        """Model and address, without keys: part of the cache key of answers."""
+        """Model and address, without keys, for the cache of answers."""
         return str(self._endpoint)
 
     async def answer(self, messages: Sequence[Message], ids: Sequence[str]) -> ChatReply:
-        """The model's answer, JSON about ``ids`` where it can comply. Raises ChatError."""
+        """The model's answer, JSON about ``ids`` if it can comply. Raises ChatError."""
         named = {"name": "scores", "strict": True, "schema": answer_schema(ids)}
         return await self._client.chat(
             self._endpoint,
@@ -136,10 +131,7 @@ class ApiJudge:
 
 
 def judge_backend(config: JudgeConfig, local: LocalModel | None) -> ApiJudge | LocalJudge:
-    """The model ``ruler.judge.model``. Raises ConfigError for a bad name or a missing key.
-
-    local: what ``engine`` stands for.
-    """
+    """The model ``ruler.judge.model``, where ``engine`` stands for ``local``."""
     if config.model != ENGINE:
         return ApiJudge(config)
     if local is None:

@@ -39,7 +39,7 @@ MEMORY_ROWS = 1000
 
 @value
 class LearnedWindow:
-    """A learned window. features: one row per decision, shape [n, features]; rewards: [n]."""
+    """A learned window. features: shape [decisions, features]. rewards: [decisions]."""
 
     id: str
     features: Floats
@@ -47,10 +47,7 @@ class LearnedWindow:
 
 
 class WindowMemory:
-    """The newest ``windows`` windows that were learned, at most ``rows`` decisions of each.
-
-    Models are refitted to all of it: a scorer's state is a function of memory and configuration.
-    """
+    """The newest ``windows`` windows that were learned, at most ``rows`` decisions of each."""
 
     def __init__(self, names: Sequence[str], *, windows: int, rows: int, seed: int) -> None:
         self.names = tuple(names)
@@ -62,7 +59,7 @@ class WindowMemory:
         return any(window.id == window_id for window in self.windows)
 
     def add(self, window: LearnedWindow) -> bool:
-        """Remember a window; False if it is known already or has no rows."""
+        """Remember a window; returns whether it is new and has rows."""
         if not len(window.rewards) or self.knows(window.id):
             return False
         if len(window.rewards) > self._most_rows:
@@ -75,7 +72,7 @@ class WindowMemory:
         return True
 
     def save(self, path: Path) -> None:
-        """Write the memory to ``path``, whole or not at all. Raises CheckpointError."""
+        """Write ``path``, whole or not at all. Raises CheckpointError."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_path(path, durable=True) as work, work.open("wb") as file:
@@ -124,14 +121,14 @@ class WindowMemory:
 class LearnedScorer(abc.ABC):
     """A model over features, fitted to the windows in its memory, which ``ruler.model_path`` keeps.
 
-    Before the first window, decisions are scored by the window's own outcomes.
+    Before the first window, decisions are scored by their own window's outcomes. local: not used;
+    all scorers are made alike.
     """
 
     #: Name of the state file under ``ruler.model_path``.
     file_name: ClassVar[str]
 
     def __init__(self, config: RulerConfig, seed: int = 0, local: LocalModel | None = None) -> None:
-        """local: not used; it is what a judge may ask."""
         self.config, self.seed = config, seed
         self.memory = WindowMemory(
             feature_names(config.features),
@@ -159,15 +156,12 @@ class LearnedScorer(abc.ABC):
         return finished(decisions, judged.values, judged.explanations, metrics)
 
     def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
-        """See ``DecisionScorer``. The state file is replaced in one step.
-
-        If it cannot be written (``state_saved`` 0), that is logged, and the next call tries again.
-        """
+        """See ``DecisionScorer``. ``state_saved`` is 0 where the state file cannot be written."""
         new = [self._learnable(one) for one in windows if not self.memory.knows(one.id)]
         forecasts = []
         if self.config.features == STATE_ACTION:
             for one in new:
-                # Scores without these outcomes, which are in no other features.
+                # The outcomes are hidden, and are in no features of this kind.
                 judged = self.judge(one.features, [None] * len(one.rewards))
                 if judged is not None and len(one.rewards) > 1:
                     forecasts.append(agreement(judged.values, one.rewards.tolist()))
@@ -176,7 +170,7 @@ class LearnedScorer(abc.ABC):
             try:
                 self.memory.save(self._path)
                 self._saved = self.memory.windows
-            except CheckpointError as error:
+            except CheckpointError as error:  # the next call tries again
                 log.error("%s", error)
         return {
             "learned_windows": float(len(self.memory.windows)),
@@ -187,7 +181,6 @@ class LearnedScorer(abc.ABC):
         }
 
     def _learnable(self, window: TrainingWindow) -> LearnedWindow:
-        """The decisions whose reward is known."""
         given = zip(window.decisions, finite_rewards(window.decisions), strict=True)
         known = [(decision, reward) for decision, reward in given if reward is not None]
         return LearnedWindow(
@@ -197,21 +190,22 @@ class LearnedScorer(abc.ABC):
         )
 
     async def close(self) -> None:  # noqa: B027  # most scorers have no connections
-        """See ``DecisionScorer``; there are no connections."""
+        """See ``DecisionScorer``."""
 
     def judge(self, features: Floats, rewards: Sequence[float | None]) -> DecisionScores | None:
-        """Score rows of features, shape [n, features]; None without a model and enough rewards."""
+        """The scores of rows of features; None without a model and enough rewards."""
         self._fit_once()
         return self._judge(features, rewards)
 
     def _fit_once(self) -> None:
+        # To all of the memory, so that a state is a function of memory and configuration alone.
         if self._fitted is not self.memory.windows:
             self._fit()
             self._fitted = self.memory.windows
 
     @abc.abstractmethod
     def _fit(self) -> None:
-        """Fit the model to all of the memory, or drop it if there is too little to learn from."""
+        """Fit the model to the memory, or drop it if there is too little to learn from."""
 
     @abc.abstractmethod
     def _judge(self, features: Floats, rewards: Sequence[float | None]) -> DecisionScores | None:

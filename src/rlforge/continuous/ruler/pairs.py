@@ -31,10 +31,9 @@ class Pairs:
 def generate_pairs(
     rewards: Sequence[float | None], *, margin: float, max_pairs: int, seed: int
 ) -> Pairs:
-    """Pairs of positions whose rewards differ by more than ``margin``.
+    """Pairs of positions whose rewards are finite and differ by more than ``margin``.
 
-    All of them if there are at most ``max_pairs``, else a uniform draw without repeats. Positions
-    without a finite reward are in no pair.
+    Where there are more than ``max_pairs``, these are drawn uniformly without repeats.
 
     Example:
         >>> pairs = generate_pairs([0.1, None, 0.9], margin=0.0, max_pairs=10, seed=0)
@@ -54,6 +53,7 @@ def generate_pairs(
     if total <= max_pairs:
         numbers = np.arange(total, dtype=np.intp)
     else:
+        # Numbers of pairs are drawn, not pairs: a window may have millions.
         drawn = random.Random(seed).sample(range(total), max_pairs)
         numbers = np.array(drawn, dtype=np.intp)
     winner = np.searchsorted(last, numbers, side="right")

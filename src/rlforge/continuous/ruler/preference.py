@@ -13,12 +13,12 @@ from rlforge.continuous.ruler.base import DecisionScores
 from rlforge.continuous.ruler.learned import LearnedScorer
 from rlforge.continuous.ruler.pairs import MAX_PAIRS, Floats, Pairs, generate_pairs
 
-#: Weight of the L2 penalty on the learned weights (of standardised features).
+#: Weight of the L2 penalty on the weights of standardised features.
 L2 = 1.0
 #: Weight of the learned model against the pairs of the scored window; 1: as much as all pairs of an
 #: average decision.
 MODEL_WEIGHT = 2.0
-#: At this distance from the mean, log-strengths win or lose with certainty in double precision.
+# At this distance from the mean, log-strengths win or lose with certainty in double precision.
 _WIDEST = 30.0
 _NO_PAIRS = Pairs(better=np.zeros(0, dtype=np.intp), worse=np.zeros(0, dtype=np.intp))
 
@@ -26,11 +26,9 @@ _NO_PAIRS = Pairs(better=np.zeros(0, dtype=np.intp), worse=np.zeros(0, dtype=np.
 class PreferenceScorer(LearnedScorer):
     """Bradley-Terry strengths (Bradley and Terry 1952) of decisions.
 
-    The learned part is linear, s(x) = w·x, so that P(x beats y) = sigmoid(w·(x - y)): logistic
-    regression on feature differences of the pairs of past windows, without an intercept. In the
-    window to be scored every decision starts at its learned strength, and the pairs of the
-    window's own outcomes change it (``fit_strengths``). Its score is the chance to beat a random
-    other decision of the window at ``ruler.temperature``.
+    The learned part is linear, s(x) = w·x: logistic regression on feature differences of the pairs
+    of past windows. The pairs of the scored window's own outcomes change it (``fit_strengths``).
+    A score is the chance to beat a random other decision of the window at ``ruler.temperature``.
     """
 
     file_name = "preference.npz"
@@ -39,7 +37,7 @@ class PreferenceScorer(LearnedScorer):
 
     @property
     def weights(self) -> Floats | None:
-        """Weights of the standardised features; None before there are enough pairs."""
+        """Weights of the standardised features; None without enough pairs."""
         self._fit_once()
         return self._weights
 
@@ -119,17 +117,19 @@ def fit_strengths(
     tolerance: float = 1e-6,
     max_iterations: int = 1000,
 ) -> Floats:
-    """Log-strengths of items, most likely under the Bradley-Terry model.
+    """Log-strengths of items, most likely under P(i beats j) = γ_i / (γ_i + γ_j).
 
-    P(i beats j) = γ_i / (γ_i + γ_j). The minorisation-maximisation steps of Hunter (2004, "MM
-    algorithms for generalized Bradley-Terry models", eq. 3) raise the likelihood each time. Every
-    item also draws ``prior_games`` games against an opponent of fixed log-strength ``prior[i]``:
-    without them an item that never lost would be infinitely strong, and unconnected parts of the
-    comparison graph could not be compared.
+    Every item also draws games against an opponent of its own.
 
-    prior: one log-strength per item, shape [n]. prior_games: above 0. tolerance: largest change of
-    a log-strength in the last step.
+    Args:
+        pairs: Won and lost games.
+        prior: Log-strengths of the opponents, shape [items].
+        prior_games: Number of these games, above 0.
+        tolerance: Largest change of a log-strength in the last step.
+        max_iterations: Most steps.
     """
+    # Without the drawn games an item that never lost would be infinitely strong, and unconnected
+    # parts of the comparison graph could not be compared.
     n = len(prior)
     if len(pairs) == 0:
         return prior.copy()
@@ -137,6 +137,8 @@ def fit_strengths(
     shift = float(np.mean(prior))  # strengths are powers of e: keep them near 1
     anchors = np.exp(np.clip(prior - shift, -_WIDEST, _WIDEST))
     strengths = anchors.copy()
+    # Steps of Hunter (2004, "MM algorithms for generalized Bradley-Terry models", eq. 3), each of
+    # which raises the likelihood.
     for _ in range(max_iterations):
         per_game = 1.0 / (strengths[pairs.better] + strengths[pairs.worse])
         games = np.bincount(pairs.better, per_game, n) + np.bincount(pairs.worse, per_game, n)
@@ -150,10 +152,7 @@ def fit_strengths(
 
 
 def expected_wins(strengths: Floats, temperature: float) -> Floats:
-    """The probability of each item to beat a random other one, 0 to 1.
-
-    Mean over the others of sigmoid((s_i - s_j) / temperature). Equal strengths give 0.5.
-    """
+    """The chance of each item to beat another: the mean of sigmoid((s_i - s_j) / temperature)."""
     if len(strengths) < 2:
         return np.full(len(strengths), 0.5)
     # Item by item: a matrix of all of them may not fit into memory.

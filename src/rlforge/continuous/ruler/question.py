@@ -20,22 +20,20 @@ from rlforge.games.markup import Message
 from rlforge.system.values import json_objects
 from rlforge.types import value
 
-#: Parts that agents share come first, so that the texts of a group begin alike.
+# Parts that agents share come first, so that the texts of a group begin alike.
 _ROOMS = ("markets", "social", "portfolio", "agent")
 _CUT = "\n[…]\n"
 
-#: Fields of an action in the agent's words: a judge scores what is done, not what is said.
+# Fields of an action in the agent's words: a judge scores what is done, not what is said.
 _WORDS = ("content", CONFIDENCE, NOTE)
 
-#: What a reasoning model thinks, also where the prompt has opened it or the end is cut off.
+#: Thoughts of a reasoning model, also where the prompt has opened them or the end is cut off.
 _THOUGHTS = re.compile(r"\A.*</think>|<think>.*", re.DOTALL)
 
 
 def situation(decision: Decision) -> str:
-    """The agent's knowledge: the market in prose, the prompt of its model, or one fact a line.
-
-    Of a market without what agents said: posts, own notes, confidence.
-    """
+    """The agent's knowledge: the market in prose, the prompt of its model, or one fact a line."""
+    # Posts, own notes and confidence are left out: with them an agent could talk to the judge.
     state = _kept(
         decision.state, "social", "feed", lambda post: post if post.get("stance") else None
     )
@@ -52,7 +50,7 @@ def situation(decision: Decision) -> str:
 
 
 def _kept(state: Json, room: str, part: str, change: Callable[[Json], Json | None]) -> Json:
-    """``state`` with the objects of a list in it changed; those that become None are left out."""
+    """``state`` with the objects of a list in it changed, or left out where they become None."""
     inside = state.get(room)
     if not isinstance(inside, Mapping) or not isinstance(inside.get(part), list | tuple):
         return state
@@ -61,7 +59,7 @@ def _kept(state: Json, room: str, part: str, change: Callable[[Json], Json | Non
 
 
 def _unspoken(action: Json) -> Json:
-    """An action of a market without the agent's words; an answer of anything else as it is."""
+    """An action of a market without the agent's words; any other answer as it is."""
     if action.get("type") not in FIELDS:
         return action
     if PROBLEM in action:  # any field may hold words, and the reason quotes them
@@ -70,7 +68,6 @@ def _unspoken(action: Json) -> Json:
 
 
 def _choice(decision: Decision, features: str) -> str:
-    """The action, without the agent's words; the outcome if ``features`` is ``with_outcome``."""
     text, result = f"Action: {_compact(_unspoken(decision.action))}", decision.result
     if features != WITH_OUTCOME or result is None:
         return text
@@ -99,7 +96,6 @@ def _compact(content: Any) -> str:
 
 
 def _shortened(text: str, limit: int) -> str:
-    """At most ``limit`` characters: beginning and end, with a mark in place of the middle."""
     if len(text) <= limit:
         return text
     room = max(0, limit - len(_CUT))
@@ -123,7 +119,7 @@ Answer with one JSON object and nothing else, with one entry for each decision, 
 
 
 class UnusableAnswerError(ValueError):
-    """An answer that does not score each of the decisions; the message says why."""
+    """An answer that does not score each decision; the message says why."""
 
 
 class JudgeVerdict(NamedTuple):
@@ -135,17 +131,14 @@ class JudgeVerdict(NamedTuple):
 
 @value
 class JudgeQuestion:
-    """The question about one group of decisions, the same in any order of them.
-
-    ids: one per distinct decision, in the order asked. members: id -> positions in the group.
-    """
+    """The question about a group. ids: of distinct decisions. members: positions in the group."""
 
     ids: tuple[str, ...]
     members: Mapping[str, tuple[int, ...]]
     messages: tuple[Message, ...]
 
     def again(self, problem: str) -> tuple[Message, ...]:
-        """The conversation again, with the problem of the last answer."""
+        """The question with the problem of the last answer."""
         *before, last = self.messages
         content = (
             f"{last['content']}\n\nYour last answer could not be used: {problem}. Answer again."
@@ -154,10 +147,10 @@ class JudgeQuestion:
 
 
 def ask(group: Sequence[Decision], config: JudgeConfig, features: str, seed: int) -> JudgeQuestion:
-    """The question about ``group``. features: ``with_outcome`` shows outcomes.
+    """The question about ``group``, in an order by ``seed`` and content.
 
-    Equal texts are shown once, and so are the lines that all begin with. The order is shuffled by
-    ``seed`` and content, and ids say nothing about agents or order.
+    Equal texts are shown once, and so are the lines that all begin with. features: ``with_outcome``
+    shows outcomes.
     """
     limit, known = config.max_text_chars, [situation(decision).split("\n") for decision in group]
     alike = takewhile(lambda row: len(set(row)) == 1, zip(*known, strict=False))
@@ -168,6 +161,7 @@ def ask(group: Sequence[Decision], config: JudgeConfig, features: str, seed: int
         text = "\n".join([*lines[shared:], _choice(decision, features)]).strip()
         members.setdefault(_shortened(text, limit), []).append(position)
     texts = sorted(members)
+    # By content, not by the order given: an answer in the cache is found again.
     content = hashlib.sha256("\0".join([str(seed), beginning, *texts]).encode()).digest()
     random.Random(content).shuffle(texts)
     ids = _ids(texts, seed)
@@ -185,16 +179,13 @@ def ask(group: Sequence[Decision], config: JudgeConfig, features: str, seed: int
 
 
 def read(text: str, ids: Sequence[str]) -> dict[str, JudgeVerdict]:
-    """The verdict under each id. Raises UnusableAnswerError unless each is there once, in range.
-
-    The last JSON object that is a whole answer counts; what is in ``<think>`` is ignored.
-    """
+    """The verdicts of the last whole answer in a text; UnusableAnswerError without one."""
     problem = UnusableAnswerError('it holds no JSON object with a list under "scores"')
     answers = [one["scores"] for one in json_objects(_THOUGHTS.sub("", text)) if _is_answer(one)]
     for number, entries in enumerate(reversed(answers)):
         try:
             return _verdicts(entries, ids)
-        except UnusableAnswerError as error:  # of a draft is of no interest
+        except UnusableAnswerError as error:  # a draft's problem is of no interest
             problem = problem if number else error
     raise problem
 
@@ -226,7 +217,7 @@ def _is_answer(found: Mapping[str, Any]) -> bool:
 
 
 def _ids(texts: Iterable[str], seed: int) -> tuple[str, ...]:
-    """Short words of letters, one per text, made from the text and ``seed``."""
+    """A short word for each text, which says nothing about agent or order."""
     ids: list[str] = []
     for text in texts:
         digest = hashlib.sha256(f"{seed}\0{text}".encode()).digest()
@@ -239,7 +230,7 @@ def _ids(texts: Iterable[str], seed: int) -> tuple[str, ...]:
 
 
 def answer_schema(ids: Sequence[str]) -> dict[str, Any]:
-    """The JSON schema of an answer about ``ids``, in what APIs know of schemas."""
+    """The JSON schema of an answer about ``ids``, in the part of schemas that APIs know."""
     named = {"type": "string", "enum": list(ids)}
     entry = _object(id=named, explanation={"type": "string"}, score={"type": "number"})
     return _object(scores={"type": "array", "items": entry})

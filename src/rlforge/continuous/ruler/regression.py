@@ -29,9 +29,8 @@ TREES = 100
 class RegressionScorer(LearnedScorer):
     """The predicted reward r, as sigmoid((r - mean) / (deviation × ``ruler.temperature``)).
 
-    mean and deviation are of the rewards it learned from, so 0.5 is an average predicted reward and
-    scores of different windows are comparable. Before the first window, each decision is predicted
-    by a model fitted to the other decisions of its own window (cross-validation).
+    Before the first window, each decision is predicted by a model fitted to the other decisions of
+    its own window (cross-validation).
     """
 
     file_name = "regression.npz"
@@ -60,6 +59,7 @@ class RegressionScorer(LearnedScorer):
             folds = KFold(min(_FOLDS, len(known)), shuffle=True, random_state=self.seed % 2**32)
             one = self._make_model()
             predicted[known] = cross_val_predict(one, features[known], seen, cv=folds)
+        # By the rewards learned from, so that scores of different windows are comparable.
         deviation = float(seen.std())
         spread = self.config.temperature * deviation if deviation > 1e-9 else 1.0
         return DecisionScores(

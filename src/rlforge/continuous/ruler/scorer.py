@@ -1,4 +1,4 @@
-"""The scorer of a configuration, and one without an event loop, for scripts and notebooks."""
+"""The scorer of a configuration, and one without an event loop."""
 
 from __future__ import annotations
 
@@ -18,26 +18,25 @@ from rlforge.continuous.ruler.pairs import MAX_PAIRS, generate_pairs
 def make_scorer(
     config: RulerConfig, *, seed: int = 0, local: LocalModel | None = None
 ) -> DecisionScorer:
-    """The scorer ``ruler.scoring_method``, with its memory if it has a model path.
+    """The scorer ``ruler.scoring_method``. local: the model ``ruler.judge.model=engine``.
 
-    local: behind ``ruler.judge.model=engine``. Raises ConfigError for an unknown method and a
-    missing key, CheckpointError for a damaged state file.
+    Raises ConfigError for an unknown method and a missing key, CheckpointError for a damaged state.
     """
     scorer: DecisionScorer = SCORERS.find(config.scoring_method)(config, seed, local)
     return scorer
 
 
 def check_judge(config: RulerConfig) -> None:
-    """Raises ConfigError where a judge is configured and its address or API key is missing."""
+    """Raise ConfigError where a judge is configured and its address or API key is missing."""
     if config.scoring_method == "judge" and config.judge.model != ENGINE:
         check_endpoint(config.judge)
 
 
 class RULERScorer:
-    """Reward Understanding via Learning from Examples and Rewards.
+    """Reward Understanding via Learning from Examples and Rewards, for scripts and notebooks.
 
-    Wraps ``make_scorer``; inside an event loop, use that function. config: all other settings; the
-    three named arguments override it. ``scorer.learn(past_windows)`` improves its scores.
+    Inside an event loop, use ``make_scorer``, whose errors it raises. config: all other settings;
+    the three named arguments override it.
 
     Example:
         >>> from rlforge.continuous.decisions.records import Metadata
@@ -59,7 +58,6 @@ class RULERScorer:
         config: RulerConfig | None = None,
         seed: int = 0,
     ) -> None:
-        """Raises ConfigError and CheckpointError as ``make_scorer`` does."""
         self.config = dataclasses.replace(
             config or RulerConfig(),
             model_path=None if model_path is None else str(model_path),
@@ -70,7 +68,7 @@ class RULERScorer:
         self._scorer = make_scorer(self.config, seed=seed)
 
     def score_trajectories(self, decisions: Sequence[Decision]) -> list[float | None]:
-        """One score from 0 to 1 for each decision; None if the scorer could not judge it."""
+        """The score of each decision, 0 to 1; None if the scorer could not judge it."""
         return list(self.score(decisions).values)
 
     def score(self, decisions: Sequence[Decision]) -> DecisionScores:
@@ -91,7 +89,7 @@ class RULERScorer:
         ]
 
     def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
-        """Learn from windows whose outcomes are known; see ``DecisionScorer``."""
+        """See ``DecisionScorer``."""
         return self._scorer.learn(windows)
 
     async def _score(self, decisions: Sequence[Decision]) -> DecisionScores:
