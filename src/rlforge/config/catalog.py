@@ -24,14 +24,14 @@ class Choice:
 
 @value
 class Catalog:
-    """The choices for ``key``, which is how one of them is written on the command line."""
+    """Choices, and how one of them is written on the command line (``key``)."""
 
     key: str
     choices: tuple[Choice, ...]
 
 
 def subjects() -> dict[str, str]:
-    """Subjects that can be listed, and the form of a choice; the most common ones first."""
+    """Subjects that can be listed, common ones first, and the form of a choice."""
     names = sorted(path.name for path in conf_dir().iterdir() if path.is_dir())
     names.sort(key=lambda name: (name not in _FIRST, _FIRST.find(name)))
     groups = {name: f"{'+' if name == 'experiment' else ''}{name}=NAME" for name in names}
@@ -39,9 +39,7 @@ def subjects() -> dict[str, str]:
 
 
 def catalog(subject: str) -> Catalog:
-    """The choices of a config group, or of a kind of plug-in; plurals are understood.
-
-    Raises ConfigError for anything else.
+    """Choices of a config group or a kind of plug-in, in singular or plural; else ConfigError.
 
     Example:
         >>> found = catalog("experiments")
@@ -66,7 +64,7 @@ def catalog(subject: str) -> Catalog:
 
 
 def first_sentence(path: Path) -> str:
-    """The first sentence of the comment that a YAML file begins with; empty without one."""
+    """The first sentence of a YAML file's comment at its head; empty without one."""
     words: list[str] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("# @package"):

@@ -12,7 +12,7 @@ from rlforge.errors import ConfigError, nearest
 
 @dataclasses.dataclass(frozen=True)
 class Wrong:
-    """A key, relative to what was validated, the value that it was given, and what is wrong."""
+    """A key, relative to what was validated, its value, and what is wrong."""
 
     key: str
     given: Any
@@ -24,7 +24,7 @@ class Wrong:
 
 
 class InvalidValuesError(ConfigError):
-    """Values that make no configuration: ``wrong`` has all of them."""
+    """Values that make no configuration."""
 
     def __init__(self, wrong: list[Wrong]) -> None:
         super().__init__("\n".join(map(str, wrong)))
@@ -40,7 +40,6 @@ class ClashError(ValueError):
 
 
 def translated(errors: Sequence[Any], values: Any) -> Iterator[Wrong]:
-    """Translate pydantic's complaints about ``values`` into the words of rlforge."""
     for error in errors:
         path: list[str] = []
         inside = values
@@ -96,4 +95,4 @@ _WORDS = {
     "dataclass_type": "must be a mapping: {{name: NAME}}",
     "unexpected_keyword_argument": "no such key",
 }
-"""The words for types of errors that begin so; the first that fits counts."""
+"""Words for types of errors that begin so; the first counts."""

@@ -1,7 +1,6 @@
 """From YAML groups and overrides to one typed configuration, or to one readable error.
 
-Hydra composes; this module names the files and remembers where each value came from, so that later
-checks can say it too.
+Hydra composes; this module remembers where each value came from, for later checks.
 """
 
 from __future__ import annotations
@@ -44,12 +43,9 @@ C_co = TypeVar("C_co", bound=PolicyConfig, covariant=True)
 
 
 def register_schemas(root: type[PolicyConfig]) -> None:
-    """Give Hydra the defaults of ``root`` as plain YAML; harmless when repeated.
-
-    It has all keys but those of the algorithm, which depend on its name.
-    """
+    """Give Hydra the defaults of ``root`` as plain YAML; harmless when repeated."""
     defaults = {**as_values(root()), "kind": root.kind}
-    del defaults["algorithm"]
+    del defaults["algorithm"]  # its keys depend on its name
     ConfigStore.instance().store(name="schema", node=OmegaConf.create(defaults))
 
 
@@ -57,9 +53,12 @@ def register_schemas(root: type[PolicyConfig]) -> None:
 class Composed(Generic[C_co]):
     """A typed configuration and where its values came from.
 
-    overrides: as typed on the command line. choices: group -> chosen option. rest: where values
-    are from that neither the command line nor a YAML file of ``config_dirs`` sets. elsewhere: where
-    values of keys are from that another key holds, as an entry of ``policies`` does.
+    Attributes:
+        overrides: As typed on the command line.
+        choices: Group -> chosen option.
+        config_dirs: Folders with the YAML files.
+        rest: Origin of values that neither sets.
+        elsewhere: Origins of keys whose values another key holds, as an entry of ``policies``.
     """
 
     config: C_co
@@ -70,7 +69,7 @@ class Composed(Generic[C_co]):
     elsewhere: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def origin(self, key: str) -> str:
-        """Where ``key`` (dotted) got its value: the command line, a YAML file, or the default."""
+        """Where a dotted key got its value: the command line, a YAML file, or the default."""
         for own, place in self.elsewhere.items():
             if f"{key}.".startswith(f"{own}."):
                 return place
@@ -79,7 +78,8 @@ class Composed(Generic[C_co]):
             for o in parse_overrides(self.overrides)
             if f"{key}.".startswith(f"{key_of(o)}.") or key_of(o).startswith(f"{key}.")
         ]
-        if typed:  # a single value counts more than the option of a whole group
+        if typed:
+            # A single value counts more than the option of a whole group.
             last = max(enumerate(typed), key=lambda one: (len(key_of(one[1])), one[0]))[1]
             return f"command line, {last.input_line}"
         head, *rest = key.split(".")
@@ -99,11 +99,11 @@ class Composed(Generic[C_co]):
         return f"{key}={value_at(self.config, key)} ({self.origin(key)})"
 
     def error(self, key: str, problem: str) -> ConfigError:
-        """A ``ConfigError`` about ``key``: its value, where it was set, and what is wrong."""
+        """A ``ConfigError`` about the value of ``key``, with where it was set."""
         return self.refusal(Wrong(key, value_at(self.config, key), problem))
 
     def refusal(self, wrong: Wrong) -> ConfigError:
-        """A ``ConfigError`` about a value, with where it was set."""
+        """A ``ConfigError`` about a wrong value, with where it was set."""
         key, given, origin = wrong.key, wrong.given, self.origin(wrong.key)
         if wrong.unknown:
             return ConfigError(f"{key} ({origin}): no such key{not_there(key, self.config)}")
@@ -111,7 +111,7 @@ class Composed(Generic[C_co]):
         return ConfigError(f"{key}={shown} ({origin}): {wrong.reason}")
 
     def changed(self, assignments: Sequence[str]) -> Composed[C_co]:
-        """This with ``KEY=VALUE`` on top; ConfigError for impossible values."""
+        """A copy with ``KEY=VALUE`` on top; ConfigError for impossible values."""
         try:
             return dataclasses.replace(self, config=changed(self.config, assignments))
         except InvalidValuesError as error:
@@ -119,7 +119,7 @@ class Composed(Generic[C_co]):
             raise  # unreachable: there is a problem
 
     def trial(self, key: str, call: Callable[[], object], mend: str = "") -> Iterator[ConfigError]:
-        """An ``error`` about ``key`` where ``call`` raises a ConfigError. mend: the end of it."""
+        """Yield an ``error`` about ``key`` where ``call`` raises a ConfigError. mend: its end."""
         for error in refusals(call):
             yield self.error(key, f"{error}{mend}")
 
@@ -140,9 +140,9 @@ def compose(
     *,
     root: type[PolicyConfig] = RunConfig,
 ) -> Composed[Any]:
-    """Compose and type-check a ``root``; ``config_dir`` holds a user's groups and experiments.
+    """Compose and check the types of a ``root``; ``config_dir`` holds a user's groups.
 
-    Raises ConfigError: for each override that is wrong a line that names key, value, file and mend.
+    Raises ConfigError with a line for each wrong override: key, value, file and mend.
 
     Example:
         >>> composed = compose(["+experiment=simpletak_mirror", "seed=3"])
@@ -174,7 +174,7 @@ def _composed(overrides: Sequence[str], config_dir: Path | None, root: type[C]) 
 
 
 def _composed_by_hydra(primary: str, overrides: Sequence[str]) -> DictConfig:
-    """Hydra's composition; algorithms of others become options of their group as they are named."""
+    """Hydra's composition; algorithms of plug-ins become options as they are named."""
     offered: set[str] = set()
     while True:
         try:
@@ -195,7 +195,7 @@ def _composed_by_hydra(primary: str, overrides: Sequence[str]) -> DictConfig:
 def from_hydra(
     composed: DictConfig, overrides: Sequence[str], dirs: Sequence[Path], root: type[C]
 ) -> Composed[C]:
-    """The typed configuration inside what Hydra composed (with its ``hydra`` node)."""
+    """The typed configuration of what Hydra composed, with its ``hydra`` node."""
     choices = {
         group: option
         for group, option in composed.hydra.runtime.choices.items()
@@ -221,7 +221,7 @@ def from_hydra(
 
 
 def to_yaml(config: PolicyConfig) -> str:
-    """The resolved configuration as YAML; secrets live in the environment, so it holds none."""
+    """The resolved configuration as YAML, without secrets: these live in the environment."""
     content = {"kind": config.kind, **as_values(config)}
     return str(OmegaConf.to_yaml(OmegaConf.create(content)))
 
@@ -235,10 +235,7 @@ def from_yaml(path: Path, root: type[C]) -> C: ...
 
 
 def from_yaml(path: Path, root: type[Any] = RunConfig) -> Any:
-    """Read a run directory's ``config.yaml`` back as ``root``, without what only others have.
-
-    Raises ConfigError when it is missing or damaged.
-    """
+    """Read a run's ``config.yaml`` as ``root``, without keys of others; ConfigError if damaged."""
     try:
         values = OmegaConf.to_container(load_mapping(path), resolve=True)
         return read(root, own_values(root, cast("dict[str, Any]", values)))
@@ -255,7 +252,7 @@ def from_yaml(path: Path, root: type[Any] = RunConfig) -> Any:
 
 
 def load_mapping(path: Path) -> DictConfig:
-    """The keys of a YAML file. Raises ConfigError when it is missing or damaged."""
+    """The keys of a YAML file; ConfigError where it is missing or damaged."""
     try:
         loaded = OmegaConf.load(path)
     except FileNotFoundError:

@@ -28,9 +28,9 @@ from rlforge.types import value
 
 @value
 class Key:
-    """A dotted key. type: its values in words; default: as in YAML; entries of lists have ``[]``.
+    """A dotted key; keys of entries of lists have ``[]``.
 
-    options: the algorithms that have the key; empty where every configuration has it.
+    type: in words. default: as in YAML. options: algorithms that have it; empty: all.
     """
 
     name: str
@@ -41,9 +41,7 @@ class Key:
 
 
 def keys(*prefixes: str) -> list[Key]:
-    """The keys of all commands that begin with one of ``prefixes``; without any, all keys.
-
-    Raises ConfigError for a prefix that no key begins with.
+    """All keys, or the ones that begin with a prefix; ConfigError where none does.
 
     Example:
         >>> [key.name for key in keys("buffer.max_staleness", "seed")]
@@ -68,7 +66,7 @@ def keys(*prefixes: str) -> list[Key]:
 
 
 def _algorithm_keys() -> list[Key]:
-    """The keys of all algorithms, then those of some; equal ones of several algorithms once."""
+    """Keys of all algorithms, then of some; equal keys of several are one."""
     shared = list(_keys(AlgorithmConfig, "algorithm."))
     options: dict[Key, tuple[str, ...]] = {}
     for option, cls in ALGORITHM_CONFIGS.items():
@@ -119,7 +117,7 @@ CONTINUOUS = """
 
 @functools.cache
 def field_comments(cls: type) -> Mapping[str, str]:
-    """The ``#:`` comment above each field of a dataclass, as one line of prose."""
+    """The ``#:`` comment above each field of a dataclass, as a line."""
     comments: dict[str, str] = {}
     pending: list[str] = []
     for line in inspect.getsource(cls).splitlines():
@@ -133,7 +131,7 @@ def field_comments(cls: type) -> Mapping[str, str]:
 
 
 def all_field_comments(cls: type) -> Mapping[str, str]:
-    """The ``field_comments`` of a dataclass and of the ones that it is derived from."""
+    """The ``field_comments`` of a dataclass and its bases."""
     bases = [base for base in reversed(cls.__mro__) if dataclasses.is_dataclass(base)]
     return {name: text for base in bases for name, text in field_comments(base).items()}
 
@@ -171,7 +169,7 @@ def _type(hint: Any) -> str:
 
 
 def _keys(cls: type, prefix: str, only: str | None = None) -> Iterator[Key]:
-    """The keys of a class and of those nested in it. only: a field; None is all."""
+    """The keys of a class and of classes nested in it. only: a field; None is all."""
     comments, types = all_field_comments(cls), hints(cls)
     nested: list[Iterator[Key]] = []
     for field in dataclasses.fields(cls):
@@ -251,7 +249,6 @@ def render() -> str:
 
 
 def _transforms() -> list[str]:
-    """The reward transforms with their parameters."""
     lines: list[str] = []
     for kind in (FINAL_REWARDS, STEP_REWARDS, SAMPLING_REWARDS):
         lines += [f"### `{kind.key}`", "", "| name | parameters | effect |", "|---|---|---|"]

@@ -13,10 +13,10 @@ from rlforge.types import SamplingParams
 class VllmConfig(Group):
     """Settings of ``engine.name: vllm``, with vLLM's own meanings."""
 
-    #: Share of the GPU's memory for weights and KV cache. null: the memory plan gives it what the
-    #: learner leaves; on a card without a learner 0.9 of the engine's share.
+    #: Share of the GPU's memory for weights and KV cache; null: all that the learner leaves;
+    #: without one 0.9 of the engine's share.
     gpu_memory_utilization: Part | None = None
-    #: GiB of the KV cache; null: what the GPU's share leaves, 1 on a CPU.
+    #: GiB of the KV cache; null: all that the GPU's share leaves, 1 on a CPU.
     kv_cache_gb: Positive | None = None
     #: Run without CUDA graphs and compilation: a faster start, slower tokens.
     enforce_eager: bool = False
@@ -30,47 +30,43 @@ class VllmConfig(Group):
 class EngineConfig(Group):
     """The engines that generate (group ``engine``)."""
 
-    #: Engine kind: ``transformers``, ``vllm``, or ``auto``: vLLM on GPUs where it is installed, can
-    #: run what is configured, and passes a trial at the start; else ``transformers``.
+    #: ``transformers``, ``vllm``, or ``auto``: vLLM on GPUs where it is installed, can run the
+    #: configuration, and passes a trial at the start; else ``transformers``.
     name: str = "auto"
-    #: Number of engine actors (``num_actors`` of UnstableBaselines).
+    #: Number of engines (``num_actors`` of UnstableBaselines).
     num_engines: Count = 1
     #: Engines without which nothing starts. The others join with nodes of a cluster
-    #: (`hardware.elastic=true`), or start if a GPU is left for each, where `hardware.learner_gpus`
-    #: and `hardware.engine_gpus` are 0. null: all, and 1 with `hardware.elastic=true`.
+    #: (`hardware.elastic=true`), or start where a GPU is left for each and
+    #: `hardware.learner_gpus` and `hardware.engine_gpus` are 0. null: all, and 1 if elastic.
     min_engines: Count | None = None
     #: Sequences generated at the same time in one engine.
     max_parallel_seq: Count = 128
     #: Most tokens in one answer.
     max_tokens: Count = 4096
-    #: Most tokens of prompt and answer together, at most what the model has positions for. A game
-    #: ends as a draw (``context_limit``) where they do not hold an answer of ``max_tokens`` and the
-    #: answer is cut without a legal action.
+    #: Most tokens of prompt and answer together, at most the model's positions. A game ends as a
+    #: draw (``context_limit``) where this cuts an answer without a legal action.
     max_model_len: Count = 8192
     #: Policy versions resident at once (current and opponents).
     max_loras: Count = 5
-    #: Sampling temperature, which the learner uses too. 0 (greedy) would leave nothing to learn.
+    #: Sampling temperature, also of the learner. 0 (greedy) would leave nothing to learn.
     temperature: Positive = 1.0
     #: Nucleus sampling: smallest set of tokens with this probability mass, of those that ``min_p``
-    #: and ``top_k`` leave. The learner's log-probs are over all tokens.
+    #: and ``top_k`` leave. The learner's log-probs are over all tokens with any of the three.
     top_p: Part = 1.0
-    #: Draw from this many likeliest tokens only; 0: all. As with ``top_p``, the learner's log-probs
-    #: are over all tokens.
+    #: Draw from this many likeliest tokens only; 0: all.
     top_k: Whole = 0
-    #: Draw only tokens with at least this share of the likeliest one's probability; 0: all. As with
-    #: ``top_p``, the learner's log-probs are over all tokens.
+    #: Draw only tokens with at least this share of the likeliest one's probability; 0: all.
     min_p: Beta = 0.0
-    #: Tokens whose keys and values are kept between requests, at most: of the turns of
-    #: conversations, and of what many prompts begin with. null: the room that running sequences
-    #: leave of ``max_parallel_seq`` times ``max_model_len``, 0: none. Only for ``transformers``;
-    #: vLLM has ``vllm.enable_prefix_caching``.
+    #: Most tokens whose keys and values are kept between requests: of conversations, and of common
+    #: beginnings of prompts. null: ``max_parallel_seq`` times ``max_model_len`` less the running
+    #: sequences, 0: none. Only for ``transformers``; vLLM has ``vllm.enable_prefix_caching``.
     cache_tokens: Whole | None = None
-    #: Compute each answer as if it were alone in its batch: the same to the last bit, whatever is
-    #: generated beside it. `determinism=strict` sets it. Only for ``transformers``.
+    #: Compute each answer as if it were alone in its batch, the same to the last bit.
+    #: `determinism=strict` sets it. Only for ``transformers``.
     batch_invariant: bool = False
     #: Seconds after which a request without answer counts as failed.
     request_timeout_s: Positive = 600.0
-    #: How often a dead engine is restarted before the run ends; the loss of its node counts too.
+    #: How often a dead engine is restarted, also after the loss of its node.
     max_restarts: Whole = 3
     #: Settings of vLLM.
     vllm: VllmConfig = field(default_factory=VllmConfig)
@@ -83,7 +79,7 @@ class EngineConfig(Group):
 
     @property
     def prompt_room(self) -> int:
-        """Tokens of the longest prompt that an answer of ``max_tokens`` can follow."""
+        """Most tokens of a prompt that an answer of ``max_tokens`` can follow."""
         return self.max_model_len - self.max_tokens
 
     def sampling(

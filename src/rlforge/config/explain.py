@@ -14,13 +14,12 @@ from rlforge.errors import ConfigError, first_line, nearest
 
 
 def missing_option(error: MissingConfigException) -> str:
-    """The group and option that Hydra did not find, ``GROUP/OPTION``."""
+    """The ``GROUP/OPTION`` that Hydra did not find."""
     found = re.search(r"Could not find '([^']+)'", str(error))
     return found.group(1) if found else ""
 
 
 def explained(error: Exception, dirs: Sequence[Path]) -> ConfigError:
-    """Hydra's complaint in one or two lines."""
     text = str(error)
     if isinstance(error, MissingConfigException) and (name := missing_option(error)):
         return _no_option(name, text)

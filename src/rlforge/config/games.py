@@ -39,26 +39,22 @@ class EnvEntry(Group):
     num_players: Count = 2
     #: Share of training games, relative to the other environments.
     weight: Positive = 1.0
-    #: Turns after which a game is cut and scored as a draw; null: it is played to its end, for
-    #: games that are over at some time whatever is played.
+    #: Turns after which a game is cut and scored as a draw; null: none.
     max_turns: Count | None = 200
-    #: Seconds after which a game is cut and scored as a draw; without a turn by then it failed.
-    #: null: it is not cut, as games slow down where more of them are under way than engines have
-    #: room for.
+    #: Seconds after which a game is cut and scored as a draw, or failed without a turn by then;
+    #: null: none, where engines have less room than games are under way.
     timeout_s: Positive | None = 600.0
     #: Invalid moves in a row that a player may take back.
     error_allowance: Whole = 1
-    #: Least score that is a win in a game of one player or one team, in rewards
-    #: (``win_draw_loss``), metrics and evaluations. TextArena pays 1 for a solution and less for a
-    #: part of it.
+    #: Least score that is a win in a game of one player or one team. TextArena pays 1 for a
+    #: solution and less for a part of it.
     win_score: Number = 1.0
-    #: Which of several players win: ``one``, the highest reward, and a shared one is a draw;
-    #: ``team``, those who share it; ``all``, as one team, by ``win_score``. Null takes what is
-    #: known of the games of TextArena and OpenSpiel, and ``one`` for any other.
+    #: Winners among several players: ``one``, the highest reward, and a shared one is a draw;
+    #: ``team``, all who share it; ``all``, as one team, by ``win_score``. null: as known of the
+    #: games of TextArena and OpenSpiel, else ``one``.
     winners: Winners | None = None
-    #: How the actions of OpenSpiel games are written: in ``words``, or as OpenSpiel's ``numbers``,
-    #: ``[0]``, ``[1]`` …, which a model without ``[raise]`` among its tokens learns sooner.
-    #: connect_four has its columns either way.
+    #: Actions of OpenSpiel games: in ``words``, or as OpenSpiel's ``numbers``, ``[0]``, ``[1]`` …,
+    #: which a model without ``[raise]`` among its tokens learns sooner.
     actions: Actions = "words"
     #: Prompt template; null takes ``model.prompt_template``.
     prompt_template: str | None = None
@@ -70,7 +66,7 @@ class EnvEntry(Group):
 class EvalEnvEntry(EnvEntry):
     """One environment to evaluate in."""
 
-    #: Opponents in this environment; null or empty takes ``eval.opponents``, or those of ``env``.
+    #: Opponents here; null or empty takes ``eval.opponents``, or ``env.opponents``.
     opponents: list[Text] | None = None
 
 
@@ -78,30 +74,27 @@ class EvalEnvEntry(EnvEntry):
 class EnvConfig(Group):
     """Which games are played (group ``env``)."""
 
-    #: Environments that training games are drawn from, by weight.
+    #: Environments of training games, drawn by weight.
     train: Annotated[list[EnvEntry], Length(1, inf)] = field(default_factory=lambda: [EnvEntry()])
-    #: Environments of the evaluations; empty means those of ``env.train``.
+    #: Environments of evaluations; empty: those of ``env.train``.
     eval: list[EvalEnvEntry] = field(default_factory=list)
-    #: Opponents of evaluations, each in the games that it can play, unless ``eval.opponents`` names
+    #: Opponents of evaluations in the games that they can play, unless ``eval.opponents`` names
     #: others.
     opponents: list[Text] = field(default_factory=list)
-    #: What a prompt holds: the current observation (``turn``), or all turns of the player in the
-    #: game, with its own answers (``conversation``).
+    #: A prompt holds the current observation (``turn``), or all turns of the player with its
+    #: answers (``conversation``).
     context: Literal["turn", "conversation"] = "turn"
     #: Where a conversation outgrows ``engine.max_model_len`` or the model's positions: ``end`` the
     #: game (reason ``context_limit``), or ``drop_oldest`` turns but the first, which has the rules,
-    #: as soon as less than ``engine.max_tokens`` are left for an answer.
+    #: once less than ``engine.max_tokens`` are left for an answer.
     overflow: Literal["end", "drop_oldest"] = "end"
 
 
 @dataclass
 class RewardsConfig(Group):
-    """Reward transforms in order of application (group ``rewards``).
+    """Reward transforms in order (group ``rewards``): mappings with ``name`` and parameters."""
 
-    Each entry is a mapping with ``name`` and that transform's parameters.
-    """
-
-    #: On the vector of final rewards of a game.
+    #: On the final rewards of a game.
     final: list[dict[str, Any]] = field(default_factory=list)
     #: On each turn of an episode.
     step: list[dict[str, Any]] = field(default_factory=list)
@@ -117,20 +110,18 @@ class BufferConfig(Group):
     kind: Literal["step", "episode"] = "step"
     #: Most samples kept; beyond it, random ones are evicted.
     max_size: Count = 768
-    #: Eviction: ``random``, uniformly among the samples in the buffer, old and new.
+    #: Eviction: ``random``, uniformly among all samples.
     strategy: Literal["random"] = "random"
     #: Most updates between the version that played the newest turn of a game (or group) and the
-    #: version that is trained; all of a game or none is dropped beyond. 0 is strictly on-policy: an
-    #: update waits for the games in progress, and no turn is older.
+    #: version that is trained; older games are dropped whole. 0 is strictly on-policy: an update
+    #: waits for the games in progress.
     max_staleness: Whole = 2
-    #: The same bound for the oldest turn of a game, whose first turns are as much older as it
-    #: lasts. ``auto``: half as much again as games last that are as long as all but 2 % of the
-    #: samples' (games in progress, times samples of the game, by ``learner.batch_size``).
+    #: The same bound for the oldest turn of a game. ``auto``: 1.5 times the duration, in updates,
+    #: of a game that is longer than those of 98 % of the samples.
     max_age: CountOrAuto = "auto"
     #: Write each batch under the run directory.
     save_batches: bool = True
-    #: Formats of those files: ``parquet``, which keeps all types, and ``csv``, where lists are JSON
-    #: text.
+    #: Formats of batches: ``parquet``, and ``csv``, where lists are JSON text.
     save_batches_as: Annotated[list[Literal["parquet", "csv"]], Length(1, inf), DISTINCT] = field(
         default_factory=lambda: ["parquet"]
     )
@@ -140,10 +131,9 @@ class BufferConfig(Group):
 class CollectorConfig(Group):
     """The collectors that play the games (group ``collector``)."""
 
-    #: Most training games in progress in each collector; as many are, unless fewer keep the learner
-    #: busy. W games of l samples each give turns a mean age of W · l / (2 · ``learner.batch_size``)
-    #: updates. ``auto``: as many as give an age of one update, at most the sequences that the
-    #: engines generate at once.
+    #: Most training games in progress in each collector; fewer are where they keep the learner
+    #: busy. W games of l samples give turns a mean age of W · l / (2 · ``learner.batch_size``)
+    #: updates. ``auto``: an age of one update, at most the sequences that engines generate at once.
     num_train_workers: CountOrAuto = "auto"
     #: Evaluation games under way at once.
     num_eval_workers: Count = 16
@@ -151,21 +141,18 @@ class CollectorConfig(Group):
     num_collectors: Count = 1
     #: Collectors without which a run does not start, with `hardware.elastic=true`.
     min_collectors: Count = 1
-    #: Trained seats of a game that are learned from: ``all``, or ``one``, drawn at random. Where
-    #: only one is trained, as against opponents, both are the same; in self-play ``one`` leaves
-    #: half of the samples, of which no two groups are of one game.
+    #: Trained seats of a game that are learned from: ``all``, or ``one``, drawn at random, which
+    #: leaves half of the samples of self-play.
     learned_seats: Literal["all", "one"] = "all"
-    #: Of a game that a player ended by an invalid move, learn from that player's turns only: in
-    #: self-play the other seats' are dropped, and the whole game where an opponent forfeited.
+    #: Of a game that ended by an invalid move, learn only from the player that made it.
     filter_opponent_invalid: bool = False
-    #: How often a dead collector is restarted before the run ends; the loss of its node counts too.
+    #: How often a dead collector is restarted, also after the loss of its node.
     max_restarts: Whole = 3
     #: Write finished games as parquet under the run directory.
     save_games: bool = True
 
     @property
     def most_games(self) -> int:
-        """Most training games that one collector plays at once."""
         return sys.maxsize if self.num_train_workers == "auto" else self.num_train_workers
 
     def clashes(self) -> Iterator[Problem]:
@@ -180,17 +167,15 @@ class CollectorConfig(Group):
 class EvalConfig(Group):
     """Evaluation games (group ``eval``)."""
 
-    #: Updates between evaluations, each of the newest saved version; 0: only at the start and the
-    #: end.
+    #: Updates between evaluations of the newest saved version; 0: only at the start and the end.
     every: Whole = 20
-    #: Instead of every ``eval.every`` updates, evaluate all the time:
-    #: ``collector.num_eval_workers`` games of the newest version are under way, against the
-    #: opponents in turn, up to ``eval.max_games_per_checkpoint``.
+    #: Evaluate the newest version all the time instead, in ``collector.num_eval_workers`` games
+    #: against the opponents in turn, up to ``eval.max_games_per_checkpoint``.
     continuous: bool = False
-    #: Opponents, of which the untrained model (``base``) is one, see ``base``. null takes
-    #: ``env.opponents``, which belong to the games. An entry of ``env.eval`` may have its own.
+    #: Opponents beside the untrained model; null takes ``env.opponents``. An entry of ``env.eval``
+    #: may have its own.
     opponents: list[Text] | None = None
-    #: Meet the untrained model (``base``) beside the opponents that are named.
+    #: Meet the untrained model (``base``), too.
     base: bool = True
     #: Games per environment and opponent, seats swapped; even for two players. With
     #: ``eval.continuous`` only at the start and the end.
@@ -202,8 +187,8 @@ class EvalConfig(Group):
     max_games_per_checkpoint: Count | None = None
     #: Sampling temperature; null takes ``engine.temperature``.
     temperature: NotNegative | None = None
-    #: At each evaluation also measure, exactly, how far the version is from an equilibrium of the
-    #: evaluation environments: games of OpenSpiel with few states (``rlforge exploit``).
+    #: Measure at each evaluation how far the version is from an equilibrium, exactly, in games of
+    #: OpenSpiel with few states (``rlforge exploit``).
     exploitability: bool = False
 
     def clashes(self) -> Iterator[Problem]:

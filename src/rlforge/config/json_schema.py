@@ -1,4 +1,4 @@
-"""A JSON schema of configurations, with which editors complete and check YAML files."""
+"""A JSON schema, with which editors complete and check YAML files of configurations."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from rlforge.config.training import ALGORITHM_CONFIGS, AlgorithmConfig
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema of experiments and of ``config.yaml``: one class for each ``kind``.
-
-    Without ``kind`` a file may be of any. An algorithm is one of rlforge's, or has the name of a
-    plug-in's. Descriptions are the comments of the fields.
+    """The schema of experiments and of ``config.yaml``, with the fields' comments.
 
     Example:
         >>> learner = json_schema()["$defs"]["GameLearnerConfig"]["properties"]
@@ -37,6 +34,7 @@ def json_schema() -> dict[str, Any]:
             field |= {"description": about[name]} if name in about else {}
     for algorithm, cls in ALGORITHM_CONFIGS.items():
         definitions[cls.__name__]["properties"]["name"] = {"const": algorithm}
+    # Settings of a plug-in's algorithm are not known here.
     of_plugins = {"type": "object", "required": ["name"]}
     known = {"properties": {"name": {"enum": list(ALGORITHM_CONFIGS)}}}
     definitions[AlgorithmConfig.__name__] = {
@@ -67,7 +65,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _groups(names: Collection[str]) -> list[type[Group]]:
-    """The classes of rlforge's configuration with one of these names."""
+    """Classes of rlforge's configuration with one of these names."""
     classes = Group.__subclasses__()
     for cls in classes:
         classes += cls.__subclasses__()

@@ -1,4 +1,4 @@
-"""The dotted keys of a configuration, and the folders with the YAML groups that set them."""
+"""The dotted keys of configurations, and the folders with the YAML groups that set them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlforge.errors import ConfigError, nearest
 
 @functools.cache
 def all_roots() -> tuple[type[PolicyConfig], ...]:
-    """The classes of whole configurations, of all kinds of runs that rlforge has; games last."""
+    """The configuration classes of rlforge's kinds of runs; games last."""
     return tuple(RUN_KINDS.find(name).root for name in reversed(RUN_KINDS.own))
 
 
@@ -32,14 +32,14 @@ def conf_dir() -> Path:
 
 
 def group_dirs(config_dir: Path | None) -> tuple[Path, ...]:
-    """Folders with groups, the user's own last; ConfigError when that is not there."""
+    """Folders with groups, the user's own last; ConfigError where that is missing."""
     if config_dir is not None and not config_dir.is_dir():
         raise ConfigError(f"--config-dir {config_dir}: no such directory")
     return (conf_dir(), *([config_dir.resolve()] if config_dir else []))
 
 
 def foreign_keys(named: Collection[str], root: type[PolicyConfig]) -> list[str]:
-    """Which of the dotted keys only other roots have."""
+    """The dotted keys that only other roots have."""
     own, others = set(all_keys(root)), {key for one in all_roots() for key in all_keys(one)}
     return sorted(
         name
@@ -52,7 +52,7 @@ def foreign_keys(named: Collection[str], root: type[PolicyConfig]) -> list[str]:
 
 
 def kinds_with(key: str, said: str) -> str:
-    """The end of a message: the kinds of runs that have a key. said: how such a kind is said.
+    """The end of a message: kinds of runs that have a key. said: how a kind is written.
 
     Example:
         >>> kinds_with("data.games", "kind={}"), kinds_with("market", "kind={}")
@@ -63,7 +63,7 @@ def kinds_with(key: str, said: str) -> str:
 
 
 def all_keys(node: Any = RunConfig, prefix: str = "") -> list[str]:
-    """Every dotted key of the configuration, for suggestions."""
+    """All dotted keys of a configuration class."""
     keys = []
     for field in dataclasses.fields(node):
         name = f"{prefix}{field.name}"
@@ -77,16 +77,14 @@ def all_keys(node: Any = RunConfig, prefix: str = "") -> list[str]:
 
 
 def nested_class(field: dataclasses.Field[Any]) -> type | None:
-    """The configuration class behind a field, if it holds one."""
+    """The configuration class that a field holds, or None."""
     factory: Any = field.default_factory
     return factory if isinstance(factory, type) and dataclasses.is_dataclass(factory) else None
 
 
 def own_values(root: type[PolicyConfig], values: Mapping[str, Any]) -> dict[str, Any]:
-    """``values`` without ``kind``, which chose ``root``, and the keys that only other roots have.
-
-    So one option may set keys of several kinds of runs (``learner=tiny_ppo``).
-    """
+    """``values`` without ``kind``, and without keys that only other roots have."""
+    # An option, as ``learner=tiny_ppo``, may set keys of several kinds of runs.
     own, others = set(all_keys(root)), {key for one in all_roots() for key in all_keys(one)}
 
     def kept(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -103,7 +101,7 @@ def own_values(root: type[PolicyConfig], values: Mapping[str, Any]) -> dict[str,
 
 
 def not_there(key: str, config: PolicyConfig) -> str:
-    """The end of a message about a key that ``config`` lacks: where it is, or one like it."""
+    """The end of a message about a missing key: where it is, or one like it."""
     if key.startswith("algorithm."):
         kind, of_all = type(config.algorithm), ALGORITHM_CONFIGS.items()
         having = [name for name, one in of_all if key in all_keys(one, "algorithm.")]
@@ -120,7 +118,6 @@ def not_there(key: str, config: PolicyConfig) -> str:
 
 
 def _class_at(root: type, key: str) -> type | None:
-    """The configuration class at a dotted key."""
     kind: Any = root
     for part in key.split(".") if key else ():
         if dataclasses.is_dataclass(kind):
@@ -132,9 +129,10 @@ def _class_at(root: type, key: str) -> type | None:
 
 
 def alike(key: str, known: Sequence[str]) -> str:
-    """The end of a message: keys that end in ``key``, or in words that begin with its letters.
+    """The end of a message: the counterpart of a name of UnstableBaselines, or similar keys.
 
-    First what is in place of a name of UnstableBaselines. Otherwise those that are spelled like it.
+    Similar are keys that end in ``key``, whose last words have its letters as initials, or that
+    are spelled like it.
     """
     last = {one: one.rpartition(".")[2] for one in known}
     found = [one for one, name in last.items() if name == key]

@@ -24,21 +24,20 @@ class LoraConfig(Group):
     alpha: Count = 32
     #: Rank-stabilised scale (Kalajdzievski 2023): alpha / sqrt(rank) instead.
     use_rslora: bool = False
-    #: Dropout in front of A, in the passes that a gradient is taken of. The model's own dropout is
-    #: always off, as in the engine.
+    #: Dropout in front of A, in passes with a gradient. The model's own dropout is always off.
     dropout: Beta = 0.0
-    #: The linear layers that get an adapter: ``all-linear``, all but the output layer; a list of
-    #: names, or of the ends of names; or a pattern, a regular expression for whole names.
+    #: Linear layers with an adapter: ``all-linear``, all but the output layer; a list of names, or
+    #: of ends of names; or a regular expression for whole names.
     target_modules: Annotated[
         Text | list[Text], OneOf("a text or a list of texts, none of them empty")
     ] = ALL_LINEAR
-    #: Adapt only this many of the last decoder layers; null: all. The backward pass ends there:
-    #: with half of the layers an update takes about two thirds of the time. An output layer that is
-    #: named in ``target_modules`` is adapted in any case.
+    #: Adapt only this many last decoder layers; null: all. The backward pass ends there: with half
+    #: of the layers an update takes about two thirds of the time. An output layer in
+    #: ``target_modules`` is adapted in any case.
     last_layers: Count | None = None
 
     def adapts(self, name: str, *, head: bool = False) -> bool:
-        """Whether ``target_modules`` covers a linear layer; head: it is the output layer.
+        """Whether a linear layer gets an adapter; head: it is the output layer.
 
         Example:
             >>> LoraConfig().adapts("model.layers.0.mlp.up_proj")
@@ -54,7 +53,7 @@ class LoraConfig(Group):
         return any(f".{name}".endswith(f".{target}") for target in targets)
 
     def adapted_layers(self, layers: int) -> int:
-        """How many of a model's decoder layers get an adapter."""
+        """Number of a model's decoder layers with an adapter."""
         return layers if self.last_layers is None else min(self.last_layers, layers)
 
     def clashes(self) -> Iterator[Problem]:
@@ -83,9 +82,8 @@ class ModelConfig(Group):
     kind: str = "hf"
     #: Hugging Face id or local directory; only for ``kind: hf``.
     name: Text | None = None
-    #: Default prompt template of the environments: one of ``prompts``, or of those that
-    #: ``rlforge plugins`` lists. A model without a chat template gets ``default`` in place of
-    #: ``chat`` unless you choose that yourself.
+    #: Default prompt template of the environments, one of ``prompts`` or of ``rlforge plugins``. A
+    #: model without a chat template gets ``default`` in place of a ``chat`` that nobody chose.
     prompt_template: str = "chat"
     #: Arguments of the tokenizer's chat template, as ``{enable_thinking: false}``.
     chat_template_args: dict[str, Any] = field(default_factory=dict)
@@ -98,12 +96,11 @@ class ModelConfig(Group):
 
     @property
     def label(self) -> str:
-        """The name of the model in messages and records."""
         return self.name or self.kind
 
     @property
     def place(self) -> str:
-        """The key that chose it and its value, for messages."""
+        """The key that chose it and its value."""
         return f"model.name={self.name}" if self.name else f"model.kind={self.kind}"
 
     def clashes(self) -> Iterator[Problem]:

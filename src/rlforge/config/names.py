@@ -1,13 +1,9 @@
 """Names in a configuration that stand for code, whether rlforge's or a user's.
 
-Wherever a configuration chooses a Thing of a ``Kind``, it may say
-
-* the name of something that rlforge has (``pool.mode=lagged``),
-* a short name that an installed package offers: an entry point of the group ``rlforge.KIND``
-  (``rlforge.modes``, …), or
-* ``package.module:Thing``, which is imported from the environment or the current directory.
-
-Processes import what they need by name, so an extension works in every actor and in resumed runs.
+A Thing of a ``Kind`` is chosen by the name that it has in rlforge (``pool.mode=lagged``), by the
+name of an entry point of the group ``rlforge.KIND`` in an installed package, or as
+``package.module:Thing``, from the environment or the current directory. Every process imports by
+name, so that extensions work in all actors and in resumed runs.
 """
 
 from __future__ import annotations
@@ -32,9 +28,9 @@ from rlforge.types import value
 
 @value
 class Row:
-    """One thing that can be chosen. origin: ``rlforge`` or the package with its version.
+    """A thing that can be chosen. origin: ``rlforge``, or the package with its version.
 
-    problem: why choosing it fails; empty where it does not.
+    problem: why choosing it fails, or empty.
     """
 
     kind: str
@@ -45,13 +41,18 @@ class Row:
 
 
 class Kind:
-    """Things of one kind: those of rlforge, and how others are found.
+    """Things of one kind: rlforge's, and how others are found.
 
-    name: the group of entry points is ``rlforge.`` and this. noun, key: what it is and where it is
-    chosen, for messages. contract: what a Thing has to be, in words; needs: attributes that it must
-    have for that; called: whether it must be callable; awaited: whether it must be async.
-    families: where functions are that find things called ``FAMILY:NAME``, by family; forms: how
-    such names are written, for lists. chosen: by a configuration, and not used as it is offered.
+    Args:
+        name: Ends the name of the group of entry points.
+        noun, key: What a Thing is and where it is chosen, for messages.
+        contract: What a Thing has to be, in words.
+        built_in: Targets of rlforge's things by name.
+        needs: Attributes that a Thing must have.
+        called, awaited: Whether it must be callable, and async.
+        families: Where functions are that find things called ``FAMILY:NAME``, by family.
+        forms: How such names are written.
+        chosen: By a configuration, and not used as soon as it is offered.
 
     Example:
         >>> from rlforge.config.plugins import MODES
@@ -82,20 +83,15 @@ class Kind:
         self.forms, self._found = tuple(forms), dict[str, Any]()
 
     def names(self) -> list[str]:
-        """Everything that has a short name: rlforge's things first, nothing imported."""
+        """All short names, rlforge's first; nothing is imported."""
         return [*self._built_in, *(name for name in self._offered() if name not in self._built_in)]
 
     @property
     def own(self) -> list[str]:
-        """The names of rlforge's things."""
         return [*self._built_in]
 
     def find(self, name: str) -> Any:
-        """The thing called ``name``.
-
-        Raises ConfigError, which says what is wrong and the mend: an unknown name, one that two
-        packages offer, a module that is missing or fails, a thing that breaks the contract.
-        """
+        """The thing called ``name``; ConfigError where it is unknown or breaks the contract."""
         try:
             if name not in self._found:
                 self._found[name] = self._load(name)
@@ -104,7 +100,7 @@ class Kind:
         return self._found[name]
 
     def problem(self, name: str) -> str | None:
-        """Why ``name`` cannot be chosen; None if it can. Imports what is not rlforge's."""
+        """The reason why ``name`` cannot be chosen, or None. Imports what is not rlforge's."""
         if name in self._built_in:
             return None
         try:
@@ -115,7 +111,7 @@ class Kind:
 
     @contextlib.contextmanager
     def trial(self, name: str, kind: type[RlforgeError] = ConfigError) -> Iterator[None]:
-        """In the block ``name`` is used: errors in the code of an extension become ``kind``."""
+        """A block that uses ``name``: errors in the code of an extension become ``kind``."""
         try:
             yield
         except BaseException as error:
@@ -125,12 +121,12 @@ class Kind:
             raise kind(f"{self.noun} {name!r} fails: {described(error)}") from error
 
     def has_own(self, name: str) -> bool:
-        """Whether ``name`` is one of rlforge's."""
+        """Whether ``name`` is rlforge's."""
         families = {form.partition(":")[0] for form in self.forms}
         return name in self._built_in or (":" in name and name.partition(":")[0] in families)
 
     def rows(self) -> Iterator[Row]:
-        """All that has a short name, with what is wrong with it."""
+        """Everything with a short name, and what is wrong with it."""
         for name, target in self._built_in.items():
             yield Row(kind=self.name, name=name, target=target, origin="rlforge")
         for form in self.forms:
@@ -191,7 +187,6 @@ class _UnusableError(Exception):
 
 @cache
 def entry_points_of(group: str) -> Mapping[str, Sequence[EntryPoint]]:
-    """Entry points of installed packages in ``group``, by name."""
     found: dict[str, list[EntryPoint]] = {}
     for point in sorted(entry_points(group=group), key=_package):
         found.setdefault(point.name, []).append(point)
@@ -233,13 +228,13 @@ def _import(target: str) -> Any:
 
 
 def from_outside(error: BaseException) -> bool:
-    """Whether the code that an exception ends did not raise it: a cancellation, or Ctrl-C."""
+    """Whether an exception is a cancellation or Ctrl-C, and not of the code that it ends."""
     main = threading.current_thread() is threading.main_thread()
     return isinstance(error, CancelledError) or (main and isinstance(error, KeyboardInterrupt))
 
 
 def described(error: BaseException) -> str:
-    """An error in the code of an extension, with the file and line that raised it."""
+    """An error in the code of an extension, with its file and line."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):
         return text  # it has them

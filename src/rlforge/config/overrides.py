@@ -22,9 +22,7 @@ def key_of(override: Override) -> str:
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[Override]:
-    """Parse overrides as Hydra does; ConfigError for the first that it cannot read.
-
-    A bare name that is no key is the experiment of that name.
+    """Parse overrides as Hydra does, bare names as experiments; ConfigError for unreadable ones.
 
     Example:
         >>> [override.input_line for override in parse_overrides(["kuhn_grpo", "seed=3"])]
@@ -48,11 +46,11 @@ MAPPINGS = (
     *("prompts", "policies", "market.news", "market.traders"),
     *("model.chat_template_args", "pool.hf.chat_template_args"),
 )
-"""Keys whose values are mappings with names of the user's."""
+"""Keys of mappings whose names are the user's."""
 
 
 def as_hydra_takes(overrides: Sequence[str]) -> list[str]:
-    """Overrides with ``++`` where they set keys: pydantic judges them, together and in one place.
+    """Overrides with ``++`` where they set keys, so that pydantic judges these, all together.
 
     Example:
         >>> as_hydra_takes(["env=kuhn", "seed=3", "prompts.terse.system='Be brief.'"])
@@ -66,13 +64,13 @@ def as_hydra_takes(overrides: Sequence[str]) -> list[str]:
 
 
 def is_group(override: Override) -> bool:
-    """Whether an override chooses an option of a group, or of Hydra's own ones."""
+    """Whether an override chooses an option of a group, or of Hydra's own."""
     key = str(override.get_key_element()).lstrip("+~").split("@")[0]
     return (conf_dir() / key).is_dir() or "/" in key
 
 
 def in_grammar(given: object, quote: str = "'") -> str:
-    """A value as it is written behind ``key=`` on the command line. quote: around texts.
+    """A value as it is written behind ``key=``. quote: around texts.
 
     Example:
         >>> in_grammar({"final": [{"name": "scale", "alpha": 2.0}], "why": "it's new", "n": None})
@@ -114,10 +112,7 @@ def _unreadable(override: str) -> str:
 
 
 def override_problems(overrides: Sequence[str], root: type[PolicyConfig]) -> Iterator[str]:
-    """Yield a message for each override that Hydra would misread, or explain in its own terms.
-
-    ``+key=value`` may add a group choice (``+experiment=``), never a key the schema lacks.
-    """
+    """Yield messages about overrides that Hydra would misread, or explain in its own terms."""
     for override in parse_overrides(overrides):
         name, line = override.get_key_element(), override.input_line or ""
         if not name:

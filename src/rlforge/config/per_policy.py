@@ -1,4 +1,4 @@
-"""The configuration of each policy of a run: of the only one, or of each entry of ``policies``."""
+"""The configuration of each policy of a run: of the only one, or of an entry of ``policies``."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ from rlforge.errors import ConfigError, nearest, raise_all
 C = TypeVar("C", bound=PolicyConfig)
 
 GROUPS = ("algorithm", "learner", "pool", "rewards")
-"""Groups of the run of which an entry of ``policies`` can set keys of its own."""
+"""Groups of which an entry of ``policies`` can set keys of its own."""
 
 
 def policy_names(config: PolicyConfig) -> tuple[str, ...]:
-    """The policies that a run trains; of a run without ``policies`` one without a name.
-
-    The first is the one that is evaluated, measured and played where none is named.
+    """The policies that a run trains, or one without a name; the first where none is asked for.
 
     Example:
         >>> from rlforge import compose
@@ -35,23 +33,23 @@ def policy_names(config: PolicyConfig) -> tuple[str, ...]:
 
 
 def entries(config: PolicyConfig) -> Mapping[str, PolicyEntry]:
-    """``policies`` of a run that learns from games; of others it is empty."""
+    """``policies`` of a run that learns from games, or nothing."""
     return config.policies if isinstance(config, RunConfig) else {}
 
 
 def without_entries(config: C) -> C:
-    """``config`` as that of one policy, where it has several."""
+    """The configuration without ``policies``."""
     nothing: dict[str, Any] = {"policies": {}} if entries(config) else {}
     return dataclasses.replace(config, **nothing)
 
 
 def entry_of(config: PolicyConfig, name: str) -> PolicyEntry:
-    """The entry of a policy in ``policies``; without entries the policy plays every seat."""
+    """The entry of a policy in ``policies``; without a name that of every seat."""
     return entries(config)[name] if name else PolicyEntry()
 
 
 def evaluated_at(config: PolicyConfig, seat: int) -> str:
-    """The policy that evaluations have at a seat: the first that can take it.
+    """The policy that is evaluated at a seat: the first that can take it.
 
     Example:
         >>> from rlforge import compose
@@ -65,11 +63,7 @@ def evaluated_at(config: PolicyConfig, seat: int) -> str:
 
 
 def of_policy(config: C, name: str) -> C:
-    """The configuration with the groups of one of its policies in place of the run's.
-
-    Raises ConfigError, which names the key, for keys that a group does not have and values of
-    another type.
-    """
+    """The configuration with one policy's groups; ConfigError for unknown keys and wrong types."""
     if not name:
         return config
     entry = entries(config)[name]
@@ -95,7 +89,7 @@ def of_policy(config: C, name: str) -> C:
 
 
 def own_keys(config: RunConfig, name: str) -> dict[str, str]:
-    """The keys that ``of_policy`` takes from the policy's entry, each with the entry's key."""
+    """Keys that ``of_policy`` takes from a policy's entry, with their place there."""
     entry = entry_of(config, name)
     return {
         f"{group}.{key}": f"policies.{name}.{group}"
@@ -105,10 +99,7 @@ def own_keys(config: RunConfig, name: str) -> dict[str, str]:
 
 
 def turns(config: RunConfig) -> tuple[str, ...]:
-    """Whose update comes when: update N, from 1, is of the policy at (N - 1) modulo the length.
-
-    Each has as many places as its ``share``, as evenly spread as they can be: at every place the
-    policy with the least part of its share done is next.
+    """The order of updates, which repeats: each policy as often as its ``share``, evenly spread.
 
     Example:
         >>> from rlforge import compose
@@ -120,6 +111,7 @@ def turns(config: RunConfig) -> tuple[str, ...]:
     done = dict.fromkeys(names, 0)
     order = []
     for _ in range(sum(shares.values())):
+        # The policy with the least part of its share done is next.
         name = min(names, key=lambda each: (2 * done[each] + 1) / shares[each])
         done[name] += 1
         order.append(name)
@@ -127,7 +119,7 @@ def turns(config: RunConfig) -> tuple[str, ...]:
 
 
 def longest_wait(config: RunConfig, name: str) -> int:
-    """Most updates of the run from one of a policy to its next.
+    """Most updates of the run from one of a policy to its next one.
 
     Example:
         >>> from rlforge import compose
@@ -141,10 +133,7 @@ def longest_wait(config: RunConfig, name: str) -> int:
 
 
 def trained_seats(config: RunConfig, name: str) -> int:
-    """Most seats of a game that a policy learns from: all in self-play, its own one otherwise.
-
-    Of all it may be one that is drawn, see ``collector.learned_seats``.
-    """
+    """Most seats of a game that a policy learns from: all in self-play, else its own."""
     if config.collector.learned_seats == "one":
         return 1
     entry = entry_of(config, name)

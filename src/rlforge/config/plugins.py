@@ -1,9 +1,4 @@
-"""Everything that is chosen by name: rlforge's own, and what has to be true of that of others.
-
-``KINDS`` are chosen by a configuration. Commands other than those of runs and games are found the
-same way, by ``COMMANDS``, what reacts to the updates of a run, by ``OBSERVERS``, and what a run of
-the API asks the laboratory, by ``LOOKS``.
-"""
+"""Everything that is chosen by name: ``KINDS`` by a configuration, others by the package itself."""
 
 from __future__ import annotations
 
@@ -11,7 +6,7 @@ from rlforge.config.names import Kind
 
 
 def _in(module: str, *names: str, **renamed: str) -> dict[str, str]:
-    """Targets in a module of rlforge: names that are those of their Thing, and others."""
+    """Targets in a module of rlforge; renamed: where a Thing has another name there."""
     things = {**{name: name for name in names}, **renamed}
     return {name: f"rlforge.{module}:{thing}" for name, thing in things.items()}
 
@@ -286,4 +281,4 @@ KINDS = (
     *(PROMPTS, EXTRACTIONS, SINKS, SCORERS, MODELS, ENGINES),
     *(REDACTIONS, EPISODES, RUN_KINDS),
 )
-"""Everything that a configuration chooses by name and that others can add."""
+"""Everything that a configuration chooses and that others can add."""

@@ -20,7 +20,7 @@ from rlforge.config.rules import (
 from rlforge.errors import nearest
 
 START = "start"
-"""Stands for the weights with which a policy began, where the name of a policy is asked for."""
+"""Stands, as if it were the name of a policy, for the weights with which one began."""
 
 COMMON = (
     "train",
@@ -35,39 +35,34 @@ COMMON = (
     "save_every",
     "state_every",
 )
-"""Keys of ``learner`` that are of the model or of the whole run, and so the same for all."""
+"""Keys of ``learner`` that are of the model or of the whole run."""
 
 
 @dataclass
 class ResetConfig(Group):
-    """When a policy of ``policies`` begins anew, as the exploiters of a league do.
+    """When a policy begins anew, as the exploiters of a league do; its last version may stay."""
 
-    The version that it had by then stays in the pool, as ``pool.history`` says.
-    """
-
-    #: Updates of its own after which it begins anew; null: it does not by their number.
+    #: Updates of its own after which it begins anew; null: any number.
     every: Count | None = None
-    #: Share of its last 100 games, of draws one half, above which it begins anew: it has found what
-    #: there was to find. null: it does not by its success.
+    #: Score in its last 100 games, a draw being one half, above which it begins anew; null: any.
     score: Probability | None = None
-    #: Weights to begin with: those of its ``start``, or of the newest version of a policy, by name.
+    #: Weights to begin with: of its ``start``, or of the newest version of the policy of this name.
     to: Text = START
 
 
 @dataclass
 class PolicyEntry(Group):
-    """One of several policies that a run trains; all are adapters of one base model.
+    """One of several policies that a run trains.
 
-    Each trains on the games that it leads: it sits at one of its seats, and opponents are drawn for
-    the others. Where the opponent that is drawn is its own newest version, all seats of that
-    version are trained, as in self-play.
+    It trains on the games in which it has one of its seats and opponents are drawn for the others,
+    at every seat that its newest version has.
     """
 
     #: Seats that it can take; null: each.
     seats: Annotated[list[Whole], Length(1, 16), DISTINCT] | None = None
     #: Updates of it for each of a policy with 1.
     share: Count = 1
-    #: Policies, by name, whose versions it meets, by ``pool.mode``; null: itself.
+    #: Names of policies whose versions it meets, by ``pool.mode``; null: itself.
     opponents: Annotated[list[Text], Length(1, 64), DISTINCT] | None = None
     #: Prompt template of its seats; null takes the environment's.
     prompt_template: str | None = None
@@ -90,11 +85,10 @@ class PolicyEntry(Group):
                 yield f"learner.{key}", f"is the same for all policies; set learner.{key}"
 
     def meets(self, name: str) -> tuple[str, ...]:
-        """The policies whose versions it meets, this one being called ``name``."""
+        """The policies that it meets, being called ``name``."""
         return tuple(self.opponents) if self.opponents is not None else (name,)
 
     def takes(self, seat: int) -> bool:
-        """Whether it can sit there."""
         return self.seats is None or seat in self.seats
 
 
@@ -108,15 +102,14 @@ Policies = dict[
     ],
     PolicyEntry,
 ]
-"""The policies of a run by name."""
 
 
 def policy_clashes(
     policies: Mapping[str, PolicyEntry], players: Mapping[str, int], fixed: Sequence[str]
 ) -> Iterator[Problem]:
-    """Contradictions of ``policies`` with each other and with the games.
+    """Yield contradictions among ``policies``, and with the games.
 
-    players: of each training game, by its id. fixed: ``pool.fixed_opponents``.
+    players: of each training game. fixed: ``pool.fixed_opponents``.
     """
     unknown = list(_unknown(policies))
     yield from unknown or _seat_clashes(policies, players, fixed)

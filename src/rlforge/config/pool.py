@@ -22,10 +22,10 @@ from rlforge.config.rules import (
 
 @dataclass
 class ApiConfig(Group):
-    """Opponents behind an HTTP API: ``openai:MODEL``, ``openrouter:MODEL`` or, of any provider that
-    LiteLLM reaches (``rlforge[litellm]``), ``litellm:PROVIDER/MODEL``.
+    """Opponents ``openai:MODEL``, ``openrouter:MODEL`` and, with ``rlforge[litellm]``,
+    ``litellm:PROVIDER/MODEL``.
 
-    Keys come from the environment only: OPENAI_API_KEY, OPENROUTER_API_KEY, or the provider's.
+    Keys come from the environment: OPENAI_API_KEY, OPENROUTER_API_KEY, or the provider's.
     """
 
     #: Base URL for ``openai:MODEL``; null is the library's default.
@@ -36,35 +36,34 @@ class ApiConfig(Group):
     timeout_s: Positive = 60.0
     #: Requests under way at once.
     max_concurrency: Count = 32
-    #: Most tokens in one answer; null leaves the endpoint's own.
+    #: Most tokens in one answer; null: the endpoint's own limit.
     max_tokens: Count | None = 1024
-    #: Sampling temperature; null leaves the endpoint's own, which models that take no other, as
-    #: reasoning models, keep in any case.
+    #: Sampling temperature; null, and for models that take no other, the endpoint's own.
     temperature: NotNegative | None = 0.7
     #: Prompt template of their seats, whatever the environment's is.
     prompt_template: str = "chat-actions"
     #: How their actions are read.
     action_extraction: str = "boxed"
-    #: Most games with API players that begin in a run, for training and for evaluations; null: any
-    #: number. After that the pool draws other opponents, evaluations go on without them, and so
-    #: does the run. Games under way, and a group of games that has begun, are played to their end.
+    #: Most games with API players that begin in a run; null: any number. Beyond it the pool draws
+    #: other opponents, and evaluations leave these out. A group of games that has begun is played
+    #: to its end.
     max_games: Count | None = None
-    #: Dollars after which no further game with API players begins, as with ``max_games``.
+    #: Dollars after which no further game with API players begins.
     max_cost: Positive | None = None
     #: [prompt, answer]: dollars for a million tokens, where the provider does not say what an
-    #: answer cost; OpenRouter does, and LiteLLM for models that it knows. null: not known.
+    #: answer cost, as OpenRouter, and LiteLLM for models that it knows, do. null: not known.
     prices: Annotated[list[NotNegative], Length(2)] | None = None
 
 
 @dataclass
 class HfConfig(Group):
-    """Other local models as opponents: ``hf:ORG/MODEL`` of the Hugging Face hub, or ``hf:FOLDER``.
+    """Other local models as opponents, ``hf:ORG/MODEL`` or ``hf:FOLDER``.
 
-    Each has its own tokenizer and is held by every engine, by the side of the trained model.
+    Every engine holds each of them, beside the trained model.
     """
 
     #: Prompt template of their seats, whatever the environment's is. A model without a chat
-    #: template gets ``default`` in place of those that are written by one.
+    #: template gets ``default`` where it needs one.
     prompt_template: str = "chat-actions"
     #: Arguments of their chat templates, as ``{enable_thinking: false}``.
     chat_template_args: dict[str, Any] = field(default_factory=dict)
@@ -94,44 +93,43 @@ class PoolConfig(Group):
     #: ``ts_dist``, ``exploration``, ``prioritized``, ``fictitious``, ``nash``, ``alpha_rank`` or
     #: one of your own.
     mode: str = "mirror"
-    #: Learner checkpoints kept active as opponents, the current version included.
+    #: Versions kept active as opponents, the current one included.
     max_active_lora: Count = 5
-    #: Which of them stay where a version comes on top: the ``newest``; the first and the current
-    #: one, and others ``spaced`` evenly between them; the ``strongest`` by mean rating; or the most
-    #: ``diverse`` by their results. One that has left does not come back.
+    #: Versions that stay: the ``newest``; the first, the current one, and others ``spaced`` evenly
+    #: between them; the ``strongest`` by mean rating; or the most ``diverse`` by their results. One
+    #: that has left does not come back.
     history: Literal["newest", "spaced", "strongest", "diverse"] = "newest"
-    #: Updates, at least, from one version that stays as an opponent to the next; those between are
-    #: active only while they are current.
+    #: Least updates from one version that stays to the next; those between are active only while
+    #: they are current.
     keep_every: Count = 1
     #: [low, high] versions behind the current one, for mode ``lagged``; 1 is the previous one.
-    #: null: all former ones that are active.
+    #: null: all that are active.
     lag_range: Annotated[list[Whole], Length(2)] | None = None
     #: Names: a scripted player, ``base``, ``checkpoint:DIR``, ``hf:ORG/MODEL``, ``hf:FOLDER``,
     #: ``openai:M``, ``openrouter:M`` or ``litellm:P/M``.
     fixed_opponents: list[Text] = field(default_factory=list)
-    #: Difference of skill that wins about 76 % of games: beta of the TrueSkill ratings. null: 4.17,
+    #: Beta of the TrueSkill ratings: difference of skill that wins about 76 % of games. null: 4.17,
     #: half of the deviation of a newcomer.
     rating_beta: Positive | None = None
     #: Whether random, match_quality, ts_dist, exploration, prioritized, nash and alpha_rank may
-    #: draw the current version too. They draw it in any case where there is no other opponent.
+    #: draw the current version, too, and not only where there is no other.
     include_current: bool = False
     #: Softmax temperature, in the unit of the mode's score; for alpha_rank 1 / alpha. null: 0.2 for
-    #: match_quality and exploration, 4.17 rating points for ts_dist, 1 for alpha_rank and modes of
-    #: your own.
+    #: match_quality and exploration, 4.17 rating points for ts_dist, else 1.
     temperature: Positive | None = None
-    #: For mode ``prioritized``, p being the learner's probability to win against an opponent:
-    #: (1 - p)^power (``hard``) or p (1 - p) (``even``).
+    #: For mode ``prioritized``, with the learner's probability p to win: (1 - p)^power (``hard``)
+    #: or p (1 - p) (``even``).
     weighting: Literal["hard", "even"] = "hard"
-    #: The exponent of ``hard``: the larger, the more it prefers opponents that beat the learner.
+    #: The exponent of ``hard``; a larger one prefers opponents that beat the learner more.
     power: Positive = 2.0
-    #: Endpoints of API opponents, in pool and evaluation.
+    #: API opponents, in pool and evaluation.
     api: ApiConfig = field(default_factory=ApiConfig)
-    #: Other local models as opponents, in pool and evaluation.
+    #: Other local models, in pool and evaluation.
     hf: HfConfig = field(default_factory=HfConfig)
 
     @property
     def lags(self) -> tuple[int, int]:
-        """``lag_range``, or what takes in every former version that is active."""
+        """``lag_range``; without it, all active versions but the current one."""
         low, high = self.lag_range or (1, self.max_active_lora - 1)
         return low, high
 

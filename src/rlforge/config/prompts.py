@@ -12,10 +12,10 @@ from rlforge.config.rules import Group, Problem, Rule, Text, pattern
 from rlforge.errors import nearest
 
 PLACEHOLDER = re.compile(r"\{(\{\w+\})\}|\{(\w+)\}")
-"""A placeholder, ``{name}``, as group 2; ``{{name}}``, which stands for ``{name}``, as group 1."""
+"""A placeholder ``{name}`` as group 2; of ``{{name}}``, which stands for it, group 1."""
 
 PLACES = ("observation", "legal_actions", "request", "board", "grid")
-"""What a template can show: see ``PromptConfig``."""
+"""Placeholders of ``PromptConfig``."""
 
 ROLES = ("system", "user", "assistant")
 
@@ -29,11 +29,10 @@ NEW_NAME = Rule(
 class PromptConfig(Group):
     """A prompt template: what the model is asked, and in which markup.
 
-    The texts may hold ``{observation}`` (what the player sees; in later turns of a conversation
-    what is new), ``{legal_actions}`` (a list; where the game has none, its paragraph is left out),
-    ``{request}`` (the form of answer that the action extraction reads), ``{board}`` (the compact
-    state of games that have one) and ``{grid}`` (the squares of placement games).
-    ``{{word}}`` stands for ``{word}``.
+    Texts may hold ``{observation}`` (in later turns of a conversation only what is new),
+    ``{legal_actions}`` (without a list its paragraph is left out), ``{request}`` (the form that
+    the action extraction reads), ``{board}`` (the compact state of some games) and ``{grid}`` (the
+    squares of placement games). ``{{word}}`` stands for ``{word}``.
     """
 
     #: System message; empty: none.
@@ -42,14 +41,14 @@ class PromptConfig(Group):
     user: Text = "{observation}\n\n{request}"
     #: User message of later turns of a conversation; null takes ``user``.
     later: Text | None = None
-    #: Opening of each answer, for example ``<think>`` and a line break.
+    #: Opening of each answer, as ``<think>`` and a line break.
     assistant: str = ""
-    #: Markup of the messages: ``chat`` is the tokenizer's own chat template.
+    #: Markup of the messages; ``chat``: the tokenizer's own chat template.
     markup: Literal["chat", "chatml", "gemma", "llama", "none"] = "chat"
-    #: Beginnings of the ids of the games that the texts are about; empty: any.
+    #: Beginnings of the ids of games that the texts are about; empty: any.
     games: list[Text] = field(default_factory=list)
-    #: Markup of your own: for ``user``, ``assistant`` and, unless system messages open the user's,
-    #: ``system`` a text around ``{content}``; ``begin`` is in front of all.
+    #: Markup of your own: texts around ``{content}`` for ``user``, ``assistant`` and ``system``
+    #: (without it system messages open the user's), and ``begin``, in front of all.
     roles: dict[str, str] = field(default_factory=dict)
 
     def clashes(self) -> Iterator[Problem]:
@@ -84,7 +83,6 @@ Prompts = dict[
     Annotated[str, pattern(r"[\w.-]+", "consist of letters, digits, '.', '_' and '-'"), NEW_NAME],
     PromptConfig,
 ]
-"""Templates by the name that chooses them."""
 
 
 #: Arguments of the chat template that are rlforge's to give.
@@ -96,7 +94,7 @@ _OWN_ARGS = {
 
 
 def template_args_problem(given: Mapping[str, Any]) -> str | None:
-    """Why a chat template cannot have these arguments; None: it can.
+    """The reason why a chat template cannot have these arguments, or None.
 
     Example:
         >>> template_args_problem({"tools": []})

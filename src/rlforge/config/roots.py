@@ -1,8 +1,7 @@
-"""Which kind of run a command line or a run directory is of: ``kind:`` says it.
+"""The kind of run of a command line or a run directory, which ``kind:`` says.
 
-An experiment says its kind, or inherits it from the one that it builds on. What says none is of the
-kind that the command starts, and of a run that plays games for commands that start nothing. A
-supervised run takes the experiments of other kinds, too: what it shares with them.
+An experiment may inherit its kind. Without one, it is of the command, or plays games. A supervised
+run takes from experiments of other kinds what it shares with them.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from rlforge.errors import ConfigError
 C = TypeVar("C", bound=PolicyConfig)
 
 _OWN = ("data", "learner", "algorithm")
-"""What a supervised run has of its own where an experiment of another kind gives the rest."""
+"""Groups that a supervised run has of its own, where an experiment gives the rest."""
 
 
 def compose_any(overrides: Sequence[str], config_dir: Path | None = None) -> Composed[Any]:
-    """Compose the run, of whichever kind, that overrides and experiment describe."""
+    """Compose a run of any kind."""
     return compose_run(overrides, config_dir, root_of(overrides, config_dir))
 
 
 def root_of(overrides: Sequence[str], config_dir: Path | None = None) -> type[PolicyConfig]:
-    """The class of what ``kind=`` says, or the experiment; of a run that plays games for neither.
+    """The class that ``kind=`` or the experiment says, else that of a run that plays games.
 
     Example:
         >>> root_of(["+experiment=market_ppo"]).about, root_of(["seed=3"]).about
@@ -52,16 +51,13 @@ def started_by(
     config_dir: Path | None = None,
     run_dir: Path | None = None,
 ) -> type[PolicyConfig]:
-    """The class that a command starts or resumes: ``root``, or a kind of another package.
-
-    Such a kind names the command in its class.
-    """
+    """The class that a command starts or resumes: ``root``, or a plug-in's with its command."""
     found = root_of(overrides, config_dir) if run_dir is None else kind_of_run(run_dir)
     return found if found.command == root.command else root
 
 
 def compose_run(overrides: Sequence[str], config_dir: Path | None, root: type[C]) -> Composed[C]:
-    """Compose what a command runs; ConfigError when it is said to be of another kind."""
+    """Compose what a command runs; ConfigError for another kind."""
     rest, named = of_kind(overrides, root), _experiment(overrides, group_dirs(config_dir))
     if named.kind is not None and (other := _root(named.kind)) is not root:
         if root is SftConfig:
@@ -79,7 +75,7 @@ def compose_run(overrides: Sequence[str], config_dir: Path | None, root: type[C]
 
 
 def of_kind(overrides: Sequence[str], root: type[PolicyConfig]) -> list[str]:
-    """The overrides without ``kind=``; ConfigError where it says another kind than ``root``."""
+    """The overrides without ``kind=``; ConfigError for another kind than ``root``."""
     typed = _typed_kind(overrides)
     if typed is not None and (other := _root(typed)) is not root:
         raise ConfigError(
@@ -89,13 +85,13 @@ def of_kind(overrides: Sequence[str], root: type[PolicyConfig]) -> list[str]:
 
 
 def read_any(run_dir: Path) -> PolicyConfig:
-    """The configuration of a run, of whichever kind; ConfigError when there is none."""
+    """The configuration of a run; ConfigError where there is none."""
     config: PolicyConfig = from_yaml(run_dir / "config.yaml", kind_of_run(run_dir))
     return config
 
 
 def read_run(run_dir: Path, root: type[C]) -> C:
-    """The configuration of a run; ConfigError when there is none, or it is of another kind."""
+    """The configuration of a run; ConfigError for none, or another kind."""
     config = read_any(run_dir)
     if not isinstance(config, root):
         raise ConfigError(f"{run_dir} is {config.about}; this command is for {root.about}")
@@ -103,13 +99,10 @@ def read_run(run_dir: Path, root: type[C]) -> C:
 
 
 def kind_of_run(run_dir: Path) -> type[PolicyConfig]:
-    """The class of the configuration of a run; ConfigError when there is none."""
-    kind = load_mapping(run_dir / "config.yaml").get("kind")
-    return _root_of_command(run_dir) if kind is None else _root(str(kind))
-
-
-def _root_of_command(run_dir: Path) -> type[PolicyConfig]:
-    """By the command that started a run from before configurations said their kind."""
+    """The class of a run's configuration; ConfigError where there is none."""
+    if (kind := load_mapping(run_dir / "config.yaml").get("kind")) is not None:
+        return _root(str(kind))
+    # It is from before configurations said their kind: the command that started it says it.
     commands = run_dir / "command.txt"
     words = commands.read_text(encoding="utf-8").split() if commands.is_file() else []
     return next((root for root in all_roots() if root.command in words[1:2]), RunConfig)
@@ -121,7 +114,6 @@ def _root(kind: str) -> type[PolicyConfig]:
 
 
 def _typed_kind(overrides: Sequence[str]) -> str | None:
-    """The kind that the command line says."""
     kinds = [one for one in parse_overrides(overrides) if key_of(one) == "kind"]
     if wrong := [one for one in kinds if one.is_delete() or not isinstance(one.value(), str)]:
         raise ConfigError(
@@ -133,7 +125,7 @@ def _typed_kind(overrides: Sequence[str]) -> str | None:
 def _as_sft(
     overrides: Sequence[str], config_dir: Path | None, base: type[PolicyConfig]
 ) -> Composed[SftConfig]:
-    """A supervised run with what the experiment of a run of ``base`` says about the rest."""
+    """A supervised run with what the experiment of a ``base`` says about the rest."""
     fields = {field.name for field in dataclasses.fields(SftConfig)} - {"market"}
     parsed = parse_overrides(overrides)
     keys = [key_of(one).split(".")[0] for one in parsed]
@@ -165,7 +157,7 @@ def _as_sft(
 
 
 class _Named(NamedTuple):
-    """Names in an experiment: the override that picks it, its kind, keys and groups."""
+    """An experiment: the override that picks it, its kind, and its keys and groups."""
 
     line: str = ""
     kind: str | None = None
@@ -173,7 +165,6 @@ class _Named(NamedTuple):
 
 
 def _experiment(overrides: Sequence[str], dirs: Sequence[Path]) -> _Named:
-    """The experiment of a command line; empty where there is none."""
     for override in parse_overrides(overrides):
         if key_of(override) == "experiment":
             named = _named_by(str(override.value()), dirs, frozenset())
@@ -182,7 +173,7 @@ def _experiment(overrides: Sequence[str], dirs: Sequence[Path]) -> _Named:
 
 
 def _named_by(experiment: str, dirs: Sequence[Path], seen: frozenset[str]) -> _Named:
-    """Names in an experiment and those that it builds on; nothing where unreadable."""
+    """An experiment with the ones that it builds on; empty where it is unreadable."""
     paths = (folder / "experiment" / f"{experiment}.yaml" for folder in reversed(dirs))
     path = next((path for path in paths if path.is_file()), None)
     if path is None or experiment in seen:

@@ -1,14 +1,8 @@
 """The base of configuration classes: rules in annotations, and validation by pydantic.
 
-A field's annotation says which values it takes::
-
-    learning_rate: Positive = 1e-5
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    betas: Annotated[list[Beta], Length(2)] = field(default_factory=lambda: [0.9, 0.999])
-
-Rules about several keys of one class are in its ``clashes()``. ``validated`` makes a configuration
-from plain values and checks all of it; pydantic is imported there, so that a process which is
-given a configuration does without it.
+A field's annotation says which values it takes, as ``learning_rate: Positive``; rules about several
+keys of a class are in its ``clashes()``. pydantic is imported where values are validated: a process
+which is given a configuration does without it.
 """
 
 from __future__ import annotations
@@ -32,7 +26,7 @@ Problem = tuple[str, str]
 
 
 class Group:
-    """Base of all configuration classes; a field is set once, and lists and mappings stay as made.
+    """Base of all configuration classes, which do not change.
 
     Example:
         >>> from rlforge.config.schema import RunConfig
@@ -74,7 +68,7 @@ class Group:
         raise TypeError(_UNCHANGED)
 
     def problems(self) -> list[Problem]:
-        """Keys with impossible values, and why; those of ``clashes`` once all are possible."""
+        """Keys with impossible values, and why; without any, the ``clashes``."""
         try:
             validated(type(self), self)
         except InvalidValuesError as error:
@@ -82,17 +76,17 @@ class Group:
         return []
 
     def clashes(self) -> Iterator[Problem]:
-        """Keys that contradict other keys of the class; asked once each value alone is possible."""
+        """Keys that contradict other keys; asked once each value alone is possible."""
         return iter(())
 
     @classmethod
     def variant(cls, value: Any) -> type[Any]:
-        """The class, this one or one derived from it, that ``value`` is of."""
+        """The class, this or a derived one, that ``value`` is of."""
         return type(value) if isinstance(value, cls) else cls
 
 
 _EACH_ALONE = {"clashes": False}
-"""Context of a validation that asks for no ``clashes``."""
+"""Context of a validation without ``clashes``."""
 
 _UNCHANGED = "a configuration does not change: make another with dataclasses.replace"
 
@@ -102,8 +96,6 @@ def _refuse(*arguments: Any, **named: Any) -> typing.NoReturn:
 
 
 class _List(list[Any]):
-    """A list that does not change."""
-
     append = extend = insert = remove = pop = clear = sort = reverse = _refuse
     __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
 
@@ -112,8 +104,6 @@ class _List(list[Any]):
 
 
 class _Mapping(dict[Any, Any]):
-    """A mapping that does not change."""
-
     update = setdefault = pop = popitem = clear = _refuse
     __setitem__ = __delitem__ = __ior__ = _refuse
 
@@ -134,12 +124,9 @@ def _frozen(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition on a value that no constraint of pydantic says.
+    """A condition on a value: ``holds``, for which a ValueError is a no, and what it ``must`` be.
 
-    Args:
-        holds: Whether a value meets it; a ValueError is a no.
-        must: What the value must do or be, as in "must ...".
-        first: Ask before anything else, for a better reason than that of the type.
+    first: ask before the type, whose reason would be worse.
     """
 
     holds: Callable[[Any], object]
@@ -163,13 +150,13 @@ class Rule:
 
 
 def pattern(regex: str, must: str) -> Rule:
-    """Text that matches ``regex`` as a whole; ``must`` says what that comes to."""
+    """A rule for texts that match ``regex`` as a whole."""
     return Rule(re.compile(regex).fullmatch, must)
 
 
 @dataclass(frozen=True)
 class OneOf:
-    """Alternatives of different types; ``must`` names them, as in "must be ..."."""
+    """Alternatives of different types, which ``must`` names."""
 
     must: str
 
@@ -187,9 +174,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from ``low`` to ``high``; ``open`` names the ends, "(" and ")", that are outside.
-
-    They are written as numbers: texts, true and false, which Python counts as such, are none.
+    """Numbers from ``low`` to ``high``, no texts and truths. open: ends that are outside.
 
     Example:
         >>> str(Range(0, 1, open=")")), str(Range(0, open="("))
@@ -215,7 +200,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Length:
-    """Lists and mappings of ``least`` to ``most`` entries; of ``least`` where ``most`` is None."""
+    """Lists and mappings of ``least`` to ``most`` entries; None: exactly ``least``."""
 
     least: int
     most: float | None = None
@@ -235,10 +220,10 @@ class Length:
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is the http:// or https:// address of a server."""
+    """Whether a text is an http:// or https:// address."""
     try:
         parts = urlsplit(text)
-        # The port is read here: one that is no number up to 65535 raises.
+        # To read a port that is no number up to 65535 raises.
         whole = parts.scheme in ("http", "https") and parts.port != 0 and bool(parts.hostname)
     except ValueError:
         return False
@@ -308,7 +293,7 @@ FolderName = Annotated[str, pattern(r"(?!\.{1,2}$)[^\s/\\][^/\\]*", "be the name
 
 
 def hints(cls: type) -> Mapping[str, Any]:
-    """Annotations of a class's fields, in their order, resolved and with their rules."""
+    """Resolved annotations of a class's fields, with their rules."""
     if cls not in _HINTS:
         resolved = typing.get_type_hints(cls, include_extras=True)
         fields = dataclasses.fields(typing.cast("Any", cls))
@@ -321,15 +306,11 @@ _ADAPTERS: dict[type, Any] = {}
 
 
 def is_union(hint: Any) -> bool:
-    """Whether an annotation has several alternatives, of which None may be one."""
     return typing.get_origin(hint) in (types.UnionType, typing.Union)
 
 
 def parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The type inside an annotation, without ``| None``, and its rules.
-
-    It is the whole annotation where it has several other alternatives.
-    """
+    """The type inside an annotation without ``| None``, and its rules; unions stay whole."""
     rules: tuple[Any, ...] = ()
     while True:
         if typing.get_origin(hint) is Annotated:
@@ -357,14 +338,12 @@ def adapter(cls: type) -> Any:
 
 
 def read(cls: type[C], values: object) -> C:
-    """A ``cls`` as from ``validated``, of which ``problems`` still has to judge the ``clashes``."""
+    """A ``cls`` as from ``validated``, whose ``clashes`` are not judged yet."""
     return _made(cls, values, _EACH_ALONE)
 
 
 def validated(cls: type[C], values: object) -> C:
-    """A ``cls`` from nested mappings and lists, with defaults for keys that they do not have.
-
-    Raises InvalidValuesError, which has all unknown keys, impossible values and clashes.
+    """A ``cls`` from nested mappings and lists; InvalidValuesError has all that is wrong.
 
     Example:
         >>> from rlforge.config.training import GrpoConfig
@@ -387,7 +366,7 @@ def _made(cls: type[C], values: object, context: Mapping[str, bool] | None = Non
 
 
 def value_problem(hint: Any, value: object) -> str | None:
-    """The reason why an annotation refuses a value; numbers are neither texts nor truths."""
+    """The reason why an annotation refuses a value, or None."""
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
     settings = ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
@@ -399,7 +378,6 @@ def value_problem(hint: Any, value: object) -> str | None:
 
 
 def value_at(config: Any, key: str) -> Any:
-    """The value of a dotted key."""
     for part in key.split(".") if key else ():
         if isinstance(config, list):
             config = config[int(part)]
@@ -409,7 +387,7 @@ def value_at(config: Any, key: str) -> Any:
 
 
 def as_values(value: Any) -> Any:
-    """A configuration, or a value of one, as plain mappings and lists."""
+    """A configuration as plain mappings and lists."""
     if isinstance(value, Group):
         return {name: as_values(inside) for name, inside in vars(value).items()}
     if isinstance(value, list):
@@ -420,7 +398,7 @@ def as_values(value: Any) -> Any:
 
 
 def with_values(config: C, values: Mapping[str, Any]) -> C:
-    """A copy of ``config`` with nested ``values`` in place of its own; raises as ``read`` does."""
+    """A copy of ``config`` with nested ``values``; raises as ``read``."""
     return read(type(config), _merged(as_values(config), values))
 
 
@@ -431,7 +409,7 @@ def _merged(base: Any, values: Any) -> Any:
 
 
 def changed(config: C, assignments: typing.Sequence[str]) -> C:
-    """A copy of ``config`` after ``KEY=VALUE`` assignments; raises as ``read`` does."""
+    """A copy of ``config`` after ``KEY=VALUE`` assignments; raises as ``read``."""
     from omegaconf import OmegaConf  # here: the classes alone need no OmegaConf
 
     node = OmegaConf.create(as_values(config))

@@ -1,7 +1,6 @@
-"""The configuration, typed: one dataclass per config group option, and those of whole runs.
+"""Configurations of whole runs, and groups that all share.
 
-Hydra composes YAML onto these classes and OmegaConf checks keys and types; below ``launch.py``
-only these plain objects are seen. Field comments (``#:``) become ``docs/config.md``.
+Field comments (``#:``) become ``docs/config.md``.
 """
 
 from __future__ import annotations
@@ -43,25 +42,23 @@ class HardwareConfig(Group):
     num_cpus: Count | None = None
     #: GPUs for Ray; null: all.
     num_gpus: Whole | None = None
-    #: GPUs of each learner rank; a single rank may take a fraction of a shared card.
+    #: GPUs of each learner rank; a single rank may share a card.
     learner_gpus: NotNegative = 0.0
-    #: GPUs of each engine; fractions share a card, and among several vLLM divides the model.
+    #: GPUs of each engine: a share of a card, or several, among which vLLM divides the model.
     engine_gpus: NotNegative = 0.0
-    #: Engines and one learner rank use one GPU in turns: engines sleep while the learner updates.
-    #: On a CPU they also take turns, but keep their memory.
+    #: Engines and one learner rank use one GPU in turns. On a CPU they keep their memory.
     alternate: bool = False
-    #: With ``alternate``: move weights and optimizer state of the learner to the host while the
-    #: engines generate.
+    #: With ``alternate``: move the learner's weights and optimizer state to the host meanwhile.
     offload_learner: bool = True
     #: Use only GPUs that no other run of rlforge uses, and reserve them until the run ends.
     exclusive: bool = True
-    #: GiB of memory to use on each GPU, at most what it has (24 for a 24 GB card); null: all.
+    #: GiB of memory to use on each GPU; null: all.
     memory_gb: Positive | None = None
     #: OpenMP threads in each engine and learner rank; null lets torch choose.
     threads: Count | None = None
     #: Address of an existing Ray cluster (``auto`` finds a local one); null starts one.
     ray_address: str | None = None
-    #: Use nodes of a cluster that join while the run lasts, and go on without those that leave.
+    #: Use nodes of a cluster that join during the run, and go on without those that leave.
     #: `engine.num_engines` and `collector.num_collectors` are the most that run.
     elastic: bool = False
 
@@ -92,12 +89,12 @@ class TrackerConfig(Group):
     group: Text | None = None
     #: Tags of the run in W&B.
     tags: list[Text] = field(default_factory=list)
-    #: Versions of the policy that W&B and further sinks with a method `adapter` get at the end:
-    #: none, the newest, or all in `checkpoints/`.
+    #: Versions that W&B and further sinks with a method `adapter` get at the end: none, the newest,
+    #: or all in `checkpoints/`.
     adapters: Literal["off", "last", "all"] = "off"
-    #: Further sinks of metrics, each a mapping with ``name`` and that sink's parameters.
+    #: Further sinks of metrics: mappings with ``name`` and parameters.
     sinks: list[dict[str, Any]] = field(default_factory=list)
-    #: Seconds between points of what has no update of its own, such as the load of the engines.
+    #: Seconds between points without an update of their own, such as the load of engines.
     flush_every_s: Positive = 64.0
     #: Values per key in a rolling mean.
     window: Count = 512
@@ -119,8 +116,7 @@ class TrackerConfig(Group):
 class PolicyConfig(Group):
     """The common part of runs and services: a policy, its training, and the machine."""
 
-    # Name of its ``rlforge.kinds.RunKind``, the file in ``conf/`` that it is composed from, the
-    # command that takes it, and what it describes.
+    # Name of its RunKind, file in ``conf/``, command, and description.
     kind: ClassVar[str]
     primary: ClassVar[str]
     command: ClassVar[str]
@@ -184,20 +180,15 @@ class PolicyConfig(Group):
 
     @property
     def max_staleness(self) -> int | None:
-        """Most updates between the version that sampled and the one that is trained.
-
-        None: there is no bound.
-        """
+        """Most updates from the version that sampled to the one that is trained; None: any."""
         return 0
 
     @property
     def eval_temperature(self) -> float:
-        """The sampling temperature in games that measure."""
         return self.engine.temperature
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether engines compute each answer as if it were alone in its batch."""
         return self.engine.batch_invariant or self.strict
 
     @property
@@ -243,7 +234,6 @@ class GamesConfig(PolicyConfig):
 
     @property
     def eval_temperature(self) -> float:
-        """``eval.temperature``, or the temperature of training games."""
         own = self.eval.temperature
         return self.engine.temperature if own is None else own
 
@@ -255,16 +245,16 @@ class RunConfig(GamesConfig):
     primary = "config"
     command = "train"
 
-    #: ``strict``: two runs of one configuration and seed on one machine give the same games and
-    #: weights to the last bit, also when killed and resumed. Games are then played in rounds.
-    #: ``fast``: games are played whenever there is room for them, and timing decides which.
+    #: ``strict``: the same configuration and seed on one machine give the same games and weights to
+    #: the last bit, also when killed and resumed; games are played in rounds. ``fast``: games are
+    #: played where there is room, and timing decides which.
     determinism: Literal["fast", "strict"] = "fast"
     rewards: RewardsConfig = field(default_factory=RewardsConfig)
     buffer: BufferConfig = field(default_factory=BufferConfig)
     learner: GameLearnerConfig = field(default_factory=GameLearnerConfig)
     sentinel: SentinelConfig = field(default_factory=SentinelConfig)
-    #: Several policies instead of one, by name: adapters of one base model that take turns in the
-    #: learner. The first is evaluated, and played where none is named.
+    #: Several policies by name: adapters of one base model that take turns in the learner. The
+    #: first is evaluated, and played where none is named.
     policies: Policies = field(default_factory=dict)
 
     def clashes(self) -> Iterator[Problem]:
@@ -296,7 +286,6 @@ class RunConfig(GamesConfig):
         return self.determinism == "strict"
 
     def _strict_clashes(self) -> Iterator[Problem]:
-        """Yield settings that keep a run from repeating itself bit for bit."""
         fast = "or set determinism=fast"
         if self.engine.name not in ("auto", "transformers"):
             yield (
@@ -341,5 +330,4 @@ class RunConfig(GamesConfig):
 
     @property
     def total_updates(self) -> int:
-        """Updates until the run is done, of all policies together."""
         return self.learner.total_updates

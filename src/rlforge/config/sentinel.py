@@ -16,20 +16,19 @@ Action = Literal["opponents", "rollback", "magnet", "smaller_steps"]
 class SentinelConfig(Group):
     """Watches training for a collapse (group ``sentinel``); see docs/sentinel.md."""
 
-    #: Signals: ``score`` against each opponent of the evaluations; ``exploitability``, with
-    #: ``eval.exploitability``; ``past``, the score against own earlier versions; ``entropy`` of the
-    #: sampled answers; ``seat_gap``, reward of the first seat above that of the
-    #: others; ``no_advantage``, the share of turns without one. Empty: nothing is watched.
+    #: Signals: ``score`` against each opponent of evaluations; ``exploitability``, with
+    #: ``eval.exploitability``; ``past``, the score against own earlier versions; ``entropy`` of
+    #: answers; ``seat_gap``, reward of the first seat above that of the others; ``no_advantage``,
+    #: the share of turns without one. Empty: none.
     watch: Annotated[list[Signal], DISTINCT] = field(default_factory=lambda: list(get_args(Signal)))
-    #: What is done when a signal collapses, in this order: ``opponents``, draw them from the past
-    #: as well (``pool.mode=fictitious``); ``rollback``, train on from the last version before the
-    #: change; ``magnet``, take a new snapshot as the reference of the KL penalty;
-    #: ``smaller_steps``, multiply the learning rate by ``step_factor``. Empty: it is only reported.
+    #: Actions after a collapse, in this order: ``opponents``, draw them from the past as well
+    #: (``pool.mode=fictitious``); ``rollback``, train on from the last version before the change;
+    #: ``magnet``, take a new snapshot as the reference of the KL penalty; ``smaller_steps``,
+    #: multiply the learning rate by ``step_factor``. Empty: it is only reported.
     actions: Annotated[list[Action], DISTINCT] = field(default_factory=list)
     #: Mean number of observations of a signal between two false alarms.
     rarity: Annotated[float, Range(10)] = 100_000.0
-    #: Updates from which the course of a signal is learned before it is judged, at the start and
-    #: after each action.
+    #: Updates at the start, and after each action, by which the course of a signal is learned.
     warmup: Count = 20
     #: Change of ``score`` and ``past`` that matters, in shares of points; a draw is half a win.
     shift: Positive = 0.2

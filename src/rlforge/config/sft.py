@@ -1,8 +1,4 @@
-"""The configuration of supervised fine-tuning: what is learned from, and how long.
-
-A supervised run composes ``conf/sft.yaml``; games, model and machine may come from an experiment of
-a run that plays games (``rlforge.config.roots``).
-"""
+"""The configuration of supervised fine-tuning: what is learned from, and how long."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from rlforge.config.training import AlgorithmConfig, LearnerConfig, SupervisedCo
 from rlforge.types import Outcome
 
 ACTION = "{action}"
-"""Stands in ``data.answer`` for the action, in the form in which it is read."""
+"""Stands in ``data.answer`` for the action."""
 
 
 @dataclass
@@ -28,14 +24,13 @@ class DataConfig(Group):
     #: ``hf:ORG/MODEL``, ``hf:FOLDER``, ``openai:MODEL``, ``openrouter:MODEL`` or
     #: ``litellm:PROVIDER/MODEL``. In a market: scripted traders.
     players: list[Text] = field(default_factory=list)
-    #: Those of ``data.players`` that are learned from; empty: all.
+    #: Players of ``data.players`` that are learned from; empty: all.
     imitate: list[Text] = field(default_factory=list)
-    #: Games that ``data.players`` play; in a market: episodes, each with eight of them.
+    #: Games that ``data.players`` play; in a market: episodes of eight traders.
     games: Count = 1000
-    #: What scripted players say; ``{action}`` stands for the action in the form in which it is
-    #: read.
+    #: Answer of scripted players; ``{action}`` stands for the action in the form that is read.
     answer: Text = ACTION
-    #: Directory of a run; its model's own answers are learned from, token by token.
+    #: Directory of a run, whose model's own answers are learned from, token by token.
     run: Text | None = None
     #: Dataset with columns ``messages``, or ``prompt`` and ``completion``: a jsonl, parquet or csv
     #: file, or a folder as ``datasets`` saves it.
@@ -43,23 +38,20 @@ class DataConfig(Group):
     #: Games that count, by the outcome for the player that answered; in a market decisions, by
     #: their profit. Files have no outcomes.
     keep: Literal["all", "wins", "wins_and_draws"] = "all"
-    #: Least reward of the game, in a market of the decision, for the player that answered; null:
-    #: any.
+    #: Least reward of that game, or decision in a market; null: any.
     min_reward: Number | None = None
-    #: Learn only so many last turns of each player in a game, which lead to its outcome most
-    #: directly; null: all.
+    #: Learn only this many last turns of each player in a game; null: all.
     last_turns: Count | None = None
     #: Use equal pairs of prompt and answer once.
     unique: bool = False
     #: Most samples to learn from, drawn at random; null: all.
     max_samples: Count | None = None
-    #: Share of the games, or rows of a file, that is held out and measured.
+    #: Share of games, or of rows of a file, that is held out and measured.
     validation: Beta = 0.05
     #: Passes over the samples.
     epochs: Positive = 2.0
 
     def counts(self, outcome: Outcome, reward: float) -> bool:
-        """Whether an answer with this outcome is one to learn from."""
         good = {"all": ("win", "draw", "loss"), "wins": ("win",), "wins_and_draws": ("win", "draw")}
         return outcome in good[self.keep] and (self.min_reward is None or reward >= self.min_reward)
 
@@ -82,8 +74,8 @@ class SftLearnerConfig(LearnerConfig):
 
     #: Samples per update.
     batch_size: Count = 64
-    #: Updates between saved versions, each of which ``--resume`` can go on from; the held-out
-    #: samples are measured at the same time.
+    #: Updates between saved versions, from which ``--resume`` can go on, and between measurements
+    #: of the held-out samples.
     save_every: Count = 50
 
 
@@ -97,20 +89,17 @@ class SftConfig(GamesConfig):
     about = "a supervised run"
 
     data: DataConfig = field(default_factory=DataConfig)
-    #: The group ``market`` of the experiment of a continuous run, where ``data.players`` trade as
-    #: its agents do; null: they play games.
+    #: The group ``market`` of a continuous run, where ``data.players`` trade; null: they play.
     market: dict[str, Any] | None = None
     algorithm: AlgorithmConfig = field(default_factory=SupervisedConfig)
     learner: SftLearnerConfig = field(default_factory=SftLearnerConfig)
 
     @property
     def teachers(self) -> Any:
-        """The ``rlforge.run.supervised.Players`` that ``data.players`` are."""
         return TEACHERS.find("games" if self.market is None else "market")
 
     @property
     def total_updates(self) -> int | None:
-        """Updates for ``data.epochs`` over ``data.max_samples``; None where that is not known."""
         if self.data.max_samples is None:
             return None
         return max(1, round(self.data.epochs * self.data.max_samples / self.learner.batch_size))

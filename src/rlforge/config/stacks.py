@@ -1,4 +1,4 @@
-"""Lists of things with parameters, as YAML gives them: ``rewards.step``, ``tracker.sinks``."""
+"""Lists of things with parameters, as ``rewards.step`` and ``tracker.sinks``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from rlforge.errors import ConfigError, nearest
 def build_stack(entries: Sequence[Mapping[str, Any]], kind: Kind, key: str) -> list[Any]:
     """One object per entry ``{name: NAME, PARAMETER: VALUE, ...}``, in order.
 
-    NAME is one of ``kind``: a dataclass, whose fields are the parameters. Their annotations are
-    those that pydantic checks, rules such as ``rlforge.config.rules.Positive`` among them. key: of
-    the entries, for messages. Raises ConfigError for an entry without ``name``, an unknown name or
-    parameter, and a value of the wrong type or that the dataclass refuses with a ValueError.
+    NAME is one of ``kind``, a dataclass whose annotated fields are the parameters. key: of the
+    entries. Raises ConfigError for what is missing, unknown or of another type, and for a
+    ValueError of the dataclass.
 
     Example:
         >>> from rlforge.config.plugins import STEP_REWARDS

@@ -31,25 +31,23 @@ class LearnerConfig(Group):
 
     #: Train a low-rank adapter (``lora``) or all weights (``full``).
     train: Literal["lora", "full"] = "lora"
-    #: Most turns per forward pass; gradients accumulate over the batch. null: only
-    #: ``micro_batch_tokens`` limits a pass.
+    #: Most turns per forward pass; null: only ``micro_batch_tokens`` limits it.
     mini_batch_size: Count | None = None
     #: Most tokens per forward pass, padding included; a longer turn is a pass of its own.
     micro_batch_tokens: Count = 4096
-    #: Compute what turns of a pass begin with alike only once, up to all of their prompt and
-    #: answer; where sequences are padded, only turns that are alike in all the model reads.
+    #: Compute common beginnings of the turns of a pass once; where sequences are padded, only whole
+    #: turns.
     share_prefixes: bool = True
     #: Concatenate sequences instead of padding them. ``auto``: on GPUs with a variable-length
-    #: attention kernel; elsewhere if turns average 64 tokens or more. Models with anything but
-    #: plain causal attention (soft caps, sinks, sliding windows, position bias), or that compute
-    #: other log-probs for a few packed rows when they are loaded, are always padded.
+    #: attention kernel; elsewhere if turns average 64 tokens or more. Models without plain causal
+    #: attention, or with other log-probs for packed rows, are always padded.
     packing: Literal["auto", "on", "off"] = "auto"
     #: Compute logits in float32 where the model computes in bfloat16.
     fp32_head: bool = False
     #: Optimizer steps per pass over a batch.
     optimizer_steps: Count = 1
-    #: Micro-batches of ``mini_batch_size`` samples per optimizer step. The number of optimizer
-    #: steps per epoch then follows from the batch's size. null: use ``optimizer_steps``.
+    #: Micro-batches of ``mini_batch_size`` samples per optimizer step, whose number then follows
+    #: from the batch's size; null: use ``optimizer_steps``.
     gradient_accumulation_steps: Count | None = None
     #: Passes over each batch.
     epochs: Count = 1
@@ -67,30 +65,28 @@ class LearnerConfig(Group):
     betas: Annotated[list[Beta], Length(2)] = field(default_factory=lambda: [0.9, 0.999])
     #: Largest global gradient norm.
     grad_clip: Positive = 0.2
-    #: Keep an average of the trained weights w over updates, saved with every version in a folder
-    #: ``average``: ``moving``, w_avg <- d w_avg + (1 - d) w with d = ``average_decay``, or
-    #: ``uniform``, the mean of all so far.
+    #: Average of the trained weights over updates, in the folder ``average`` of every version:
+    #: ``moving``, or ``uniform``, the mean of all so far.
     average: Literal["off", "moving", "uniform"] = "off"
     #: Weight of the past in the ``moving`` average.
     average_decay: Beta = 0.95
     #: Most tokens of prompt and answer that the loss sees; null: all.
     max_train_len: Count | None = None
-    #: Keep the input of each decoder layer only, and recompute the layer for the gradient.
+    #: Recompute each decoder layer for the gradient, and keep its input only.
     gradient_checkpointing: bool = False
-    #: Checkpoint every module's activations.
+    #: The same for every module.
     activation_checkpointing: bool = False
-    #: Compile the decoder layers (torch.compile). It takes a minute or more at the start, and
-    #: needs a C++ compiler, or Triton on GPUs; not with ``shard_weights``.
+    #: Compile the decoder layers (torch.compile): a minute or more at the start; needs a C++
+    #: compiler, or Triton on GPUs; not with ``shard_weights``.
     compile: bool = False
     #: Keep the KV cache in training passes.
     use_trainer_cache: bool = False
-    #: Adapter directory to start from: plain LoRA with the rank, scale and layers of
-    #: ``model.lora``. A run, as of ``rlforge sft``, stands for its newest version.
+    #: Adapter directory, or run, to start from: plain LoRA as of ``model.lora``. Of a run, as of
+    #: ``rlforge sft``, it is the newest version.
     initial_adapter: Text | None = None
-    #: Saved versions to keep, besides those that games, evaluations or --resume may need; null:
-    #: all.
+    #: Saved versions to keep, besides those that may be needed; null: all.
     keep_checkpoints: Whole | None = None
-    #: Learner ranks: processes that share the samples of every update, divided by tokens.
+    #: Learner ranks: processes that share the samples of every update by tokens.
     num_learners: Count = 1
     #: Shard the weights over the ranks (FSDP2) instead of keeping a copy on each.
     shard_weights: bool = False
@@ -139,17 +135,17 @@ class LearnerConfig(Group):
 
 @dataclass
 class GameLearnerConfig(LearnerConfig):
-    """How the policy is updated (group ``learner``), and how often, in a run that plays games."""
+    """How, and how often, the policy is updated (group ``learner``) in a run that plays games."""
 
     #: Updates until the run is done.
     total_updates: Count = 200
     #: Samples per update: turns, or episodes with ``buffer.kind: episode``.
     batch_size: Count = 384
-    #: The learner waits for batch_size times this many samples.
+    #: The learner waits for ``batch_size`` times this many samples.
     batch_delay_buffer: Annotated[float, Range(1)] = 1.0
-    #: Save and register a version every this many updates.
+    #: Updates between versions that are saved and join the pool.
     save_every: Count = 1
-    #: Save optimizer, RNG, pool and buffer for --resume every this many updates.
+    #: Updates between saved states (optimizer, RNG, pool, buffer) for --resume.
     state_every: Count = 10
 
     def clashes(self) -> Iterator[Problem]:
@@ -168,19 +164,19 @@ class KlConfig(Group):
 
     #: Weight of the penalty; 0 switches it, and the reference pass, off.
     coef: NotNegative = 0.0
-    #: Weight at the last update relative to the first; it changes in proportion to the updates.
+    #: Weight at the last update relative to the first; linear in between.
     final_ratio: NotNegative = 1.0
     #: Estimator (Schulman 2020, "Approximating KL divergence").
     estimator: Literal["k1", "k2", "k3"] = "k3"
-    #: Reference policy: ``base`` (the model before training), ``previous`` (the policy at the
-    #: start of the update, which needs no forward pass of its own), ``snapshot`` (the policy of
-    #: ``refresh_every`` updates ago or less) or ``average`` (that of ``learner.average``).
+    #: Reference policy: ``base`` (before training), ``previous`` (at the start of the update,
+    #: without a forward pass of its own), ``snapshot`` (of at most ``refresh_every`` updates ago)
+    #: or ``average`` (of ``learner.average``).
     to: Literal["base", "previous", "snapshot", "average"] = "base"
     #: Updates between refreshes of the ``snapshot``.
     refresh_every: Count = 40
-    #: What the divergence is over: the ``tokens`` that were sampled, by the ``estimator``; or the
-    #: ``legal`` actions, renormalised and summed instead of estimated. Of answers that are more
-    #: than an action, and of games that do not list their actions, it is over the tokens.
+    #: The divergence is over the sampled ``tokens``, estimated, or over the ``legal`` actions,
+    #: renormalised and summed. Without a list of legal actions, and of answers that are more than
+    #: an action, it is over the tokens.
     over: Literal["tokens", "legal"] = "tokens"
 
 
@@ -198,16 +194,15 @@ class AlgorithmConfig(Group):
         [('best', 'must be 1 or more')]
     """
 
-    # Why it learns from whole games only (``buffer=episode``); empty where single turns do.
+    # The reason why it learns from whole games only; empty where single turns do.
     whole_games: ClassVar[str] = ""
 
     #: Algorithm: ``reinforce``, ``grpo``, ``window_grpo``, ``a2c``, ``ppo``, ``supervised``
     #: (of ``rlforge sft``) or one of your own.
     name: str = "reinforce"
-    #: What corrects, per token, for an engine that samples from another distribution than the
-    #: learner's, with w = pi_learner / pi_engine: the weight min(w, ``importance_cap``)
-    #: (``truncate``); or the weight w, and tokens with w outside [``importance_floor``,
-    #: ``importance_cap``] are left out of policy loss and KL (``mask``, as IcePop).
+    #: Correction per token for the engine's other distribution, with w = pi_learner / pi_engine:
+    #: the weight min(w, ``importance_cap``) (``truncate``); or w, and no policy loss and KL of
+    #: tokens outside [``importance_floor``, ``importance_cap``] (``mask``, as IcePop).
     importance: Literal["truncate", "mask"] = "truncate"
     #: Largest importance weight; null: no correction.
     importance_cap: Positive | None = 2.0
@@ -220,20 +215,19 @@ class AlgorithmConfig(Group):
     max_generation_len: Count | None = None
     #: Penalty on the distance from an earlier policy.
     kl: KlConfig = field(default_factory=KlConfig)
-    #: Weight of KL(pi || pi_old), which bounds an update: 1 / eta of mirror descent with the step
-    #: size eta. pi_old is the policy at the start of the update; estimated and over what ``kl`` is.
+    #: Weight of KL(pi || pi_old), with the policy at the start of the update, estimated as ``kl``:
+    #: 1 / step size of mirror descent.
     proximal_coef: NotNegative = 0.0
     #: Weight of the entropy bonus.
     entropy_coef: NotNegative = 0.0
     #: Weight of the entropy bonus at the last update relative to the first.
     entropy_final_ratio: NotNegative = 1.0
-    #: What the entropy is of: the next token over the whole ``vocabulary``, or the ``legal``
-    #: actions, as in ``kl.over``.
+    #: Entropy of the next token over the ``vocabulary``, or of the ``legal`` actions, as in
+    #: ``kl.over``.
     entropy_over: Literal["vocabulary", "legal"] = "vocabulary"
 
     @classmethod
     def variant(cls, value: Any) -> type[AlgorithmConfig]:
-        """The class of the algorithm that a mapping names; that of a configuration."""
         name = value.get("name") if isinstance(value, Mapping) else None
         if isinstance(name, str) and ALGORITHMS.problem(name) is None:
             return algorithm_config(name)
@@ -241,7 +235,7 @@ class AlgorithmConfig(Group):
 
     @property
     def over_legal(self) -> bool:
-        """Whether the loss reads which tokens lead to legal actions."""
+        """Whether the loss needs the tokens that lead to legal actions."""
         penalised = self.kl.coef > 0 or self.proximal_coef > 0
         return (self.kl.over == "legal" and penalised) or (
             self.entropy_over == "legal" and self.entropy_coef > 0
@@ -249,7 +243,7 @@ class AlgorithmConfig(Group):
 
     @property
     def replaced_batches(self) -> float:
-        """Most episodes without advantage that are replaced for an update, in batches."""
+        """Most episodes without advantage that an update replaces, in batches."""
         return 0.0
 
     @property
@@ -282,11 +276,7 @@ class ReinforceConfig(AlgorithmConfig):
 
 @dataclass
 class SupervisedConfig(AlgorithmConfig):
-    """Cross-entropy of given answers: the loss of supervised fine-tuning (``rlforge sft``).
-
-    No engine has sampled the answers, so that there is neither an importance weight nor an estimate
-    of a KL divergence.
-    """
+    """Cross-entropy of given answers, for ``rlforge sft``."""
 
     name: str = "supervised"
     #: None: no engine has sampled the answers.
@@ -311,8 +301,8 @@ class RatioConfig(AlgorithmConfig):
     """Losses of the ratio r = pi / pi_old per token; pi_old is the policy before the update."""
 
     #: Policy loss with the advantage A: ``clip``, min(r A, clip(r) A) (PPO); ``sequence_clip``, the
-    #: same with the geometric mean of r over the tokens of an answer (GSPO); ``cispo``,
-    #: clip(r) A log pi without gradient through clip(r); ``score_function``, A log pi.
+    #: same with the geometric mean of r over an answer (GSPO); ``cispo``, clip(r) A log pi without
+    #: gradient through clip(r); ``score_function``, A log pi.
     loss: Literal["clip", "sequence_clip", "cispo", "score_function"] = "clip"
     #: Ratio clip below 1 - clip_low.
     clip_low: ClipLow = 0.2
@@ -339,17 +329,16 @@ class GrpoConfig(RatioConfig):
     name: str = "grpo"
     #: Games per group.
     group_size: Annotated[int, Range(2)] = 8
-    #: Advantage of a game with score R in its group: ``group_relative``, R minus the group's mean;
-    #: ``leave_one_out``, R minus the mean of the others (RLOO); ``max_rl``, (R - mean) / mean, for
-    #: scores of 0 or more (MaxRL). The score is the mean reward of the seat's turns.
+    #: Advantage of a game with score R, the mean reward of the seat's turns: ``group_relative``, R
+    #: minus the group's mean; ``leave_one_out``, R minus the mean of the others (RLOO); ``max_rl``,
+    #: (R - mean) / mean, for scores of 0 or more (MaxRL).
     advantage: Literal["group_relative", "leave_one_out", "max_rl"] = "group_relative"
     #: Divide ``group_relative`` by the group's standard deviation (Dr. GRPO: false).
     normalize_std: bool = True
-    #: Replace groups in which all games have the same score, and so no advantage, by new games
-    #: (dynamic sampling of DAPO, Yu et al. 2025).
+    #: Replace groups of equal scores, which have no advantage (DAPO, Yu et al. 2025).
     dynamic_sampling: bool = False
-    #: Most episodes that ``dynamic_sampling`` replaces for one batch, in multiples of
-    #: ``learner.batch_size``; beyond it such groups are kept, so that the update comes anyway.
+    #: Most episodes that are replaced for one batch, in multiples of ``learner.batch_size``; such
+    #: groups are kept beyond it.
     max_replaced: Positive = 10.0
 
     @property
@@ -369,10 +358,9 @@ class GrpoConfig(RatioConfig):
 class WindowGrpoConfig(RatioConfig):
     """GRPO on the decisions of a time window, grouped by agent.
 
-    With r a decision's reward, r_agent the mean over its agent's decisions of the batch and r_all
-    that over all of them, ``advantage: documented`` is ``r - r_agent + (r_agent - r_all)``. The
-    agent's mean cancels: it equals ``r - r_all``, the whole batch being the group.
-    ``group_relative`` is ``r - r_agent``, which compares each agent with itself alone.
+    Of a decision with reward r, the advantage ``group_relative`` is ``r - r_agent``, its agent's
+    mean in the batch; ``documented`` is ``r - r_agent + (r_agent - r_all)``, which equals
+    ``r - r_all``: the whole batch is the group.
     """
 
     name: str = "window_grpo"
@@ -418,15 +406,11 @@ ALGORITHM_CONFIGS: dict[str, type[AlgorithmConfig]] = {
     "ppo": PpoConfig,
     "supervised": SupervisedConfig,
 }
-"""The settings of rlforge's algorithms: here, because the algorithms themselves import torch."""
+"""Settings by algorithm, here because the algorithms themselves import torch."""
 
 
 def algorithm_config(name: str) -> type[AlgorithmConfig]:
-    """The class of the settings of an algorithm.
-
-    Raises ConfigError for an unknown algorithm, and for one whose ``config_class`` is not a
-    dataclass derived from ``AlgorithmConfig``.
-    """
+    """The class of an algorithm's settings; ConfigError for no algorithm and no settings."""
     if name in ALGORITHM_CONFIGS:
         return ALGORITHM_CONFIGS[name]
     found: Any = ALGORITHMS.find(name).config_class

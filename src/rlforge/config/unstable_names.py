@@ -1,7 +1,6 @@
 """Names of UnstableBaselines 0.1 and 0.2, and what is in their place here.
 
-docs/unstable_baselines.md shows them with their differences, hints of messages name them, and
-``rlforge port`` writes the keys.
+docs/unstable_baselines.md has them, too; messages hint at them, and ``rlforge port`` writes them.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ ARGUMENTS = _by_name(
         "tracker.flush_every_s": "FLUSH_EVERY",
     }
 )
-"""Arguments -> the key with their value."""
+"""Arguments -> keys."""
 
 COMPONENTS: Mapping[str, tuple[str, str]] = {
     "WinDrawLossFormatter": ("rewards.final", "win_draw_loss"),
@@ -90,7 +89,7 @@ COMPONENTS: Mapping[str, tuple[str, str]] = {
     "NormalizeRewardsByEnv": ("rewards.sampling", "normalize_by_env"),
     "ClampRewards": ("rewards.sampling", "clamp"),
 }
-"""Reward transforms -> the key of their list, and their name in it."""
+"""Reward transforms -> key of the list, and name in it."""
 
 PARAMETERS = {
     "tau": "decay",  # 1 - tau
@@ -98,13 +97,13 @@ PARAMETERS = {
     "draw_reward": "draw",
     "loss_reward": "loss",
 }
-"""Parameters of reward transforms that have other names here."""
+"""Parameters of reward transforms."""
 
 ENTRIES = {"env_id": "id"}
-"""Fields of an environment that have other names in an entry of ``env.train`` or ``env.eval``."""
+"""Fields of an environment."""
 
 MODES = {"match-quality": "match_quality", "ts-dist": "ts_dist"}
-"""Modes of the pool that are spelled otherwise."""
+"""Modes of the pool."""
 
 _PLACES = _by_name(
     {
@@ -169,11 +168,11 @@ _PLACES = _by_name(
         "rlforge.types.Seat": "AgentSpec",
     }
 )
-"""Classes, methods and fields -> what does their work; not what sets it."""
+"""Classes, methods and fields -> what does their work."""
 
 
 def in_place_of(name: str) -> str | None:
-    """Counterpart of a name of UnstableBaselines, as a line of YAML or a Python name.
+    """Counterpart of a name, as a line of YAML or a Python name.
 
     Example:
         >>> in_place_of("num_actors"), in_place_of("RewardForFormat")
@@ -188,7 +187,7 @@ def in_place_of(name: str) -> str | None:
 
 
 def spelled_here(name: str) -> str:
-    """The name here of a transform, a parameter, a field of entries or a mode; others as they are.
+    """The name here of a transform, parameter, field or mode; others as they are.
 
     Example:
         >>> spelled_here("ts-dist"), spelled_here("tau"), spelled_here("mirror")
