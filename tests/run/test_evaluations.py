@@ -14,6 +14,7 @@ from tests.factories import game_record
 from rlforge.config.compose import compose
 from rlforge.record.files import create_run
 from rlforge.run.evaluations import Evaluations
+from rlforge.run.observers import Observer
 from rlforge.types import Checkpoint, EvalResult, GameRecord, GameSpec
 
 SLOTS = 4
@@ -30,13 +31,19 @@ def uids(spec: GameSpec) -> set[str]:
 class Tables:
     """Two collectors whose games end when the test says so; the evaluated policy wins them."""
 
+    in_order = False
+
     def __init__(self) -> None:
         self.under_way: list[tuple[str, GameSpec, asyncio.Future[GameRecord]]] = []
         self.most = 0
         #: Uid of an opponent whose games are not admitted.
         self.declines = ""
+        self.played: list[str] = []
 
-    async def play(self, collector: str, specs: Sequence[GameSpec]) -> list[GameRecord]:
+    async def evaluated(self, records: Sequence[GameRecord]) -> None:
+        self.played += [record.spec.game_id for record in records]
+
+    async def evaluate(self, collector: str, specs: Sequence[GameSpec]) -> list[GameRecord]:
         loop = asyncio.get_running_loop()
         admitted = [spec for spec in specs if self.declines not in uids(spec)]
         games = [(collector, spec, loop.create_future()) for spec in admitted]
@@ -66,8 +73,8 @@ async def at_once() -> None:
     """The engines have the version."""
 
 
-class Run:
-    """The evaluations of a run and their record."""
+class Run(Observer):
+    """The evaluations of a run and their record; both seats have its newest version."""
 
     def __init__(self, *overrides: str) -> None:
         self.tables, self.recorded, self.measured = Tables(), list[EvalResult](), list[int]()
@@ -75,23 +82,32 @@ class Run:
         few += [f"collector.num_eval_workers={SLOTS // 2}"]
         config = compose(["+experiment=tictactoe_mirror", *few, *overrides]).config
         collectors = ("collector-0", "collector-1")
-        self.played: list[str] = []
-        self.made = Evaluations(
-            config, collectors, self.tables.play, self._played, self.recorded.append, self._measure
-        )
+        self.made = Evaluations(config, collectors, self.tables, self, self, at_once)
 
-    async def _played(self, records: Sequence[GameRecord]) -> None:
-        self.played += [record.spec.game_id for record in records]
-
-    async def _measure(self, checkpoint: Checkpoint) -> None:
+    async def evaluating(self, checkpoint: Checkpoint) -> tuple[()]:
         self.measured.append(checkpoint.version)
+        return ()
+
+    def evaluated(self, result: EvalResult) -> None:
+        self.recorded.append(result)
+
+    def seated(self) -> list[Checkpoint]:
+        return [version(self.newest)] * 2
+
+    def evaluate(self, number: int, *, edge: bool = False) -> None:
+        self.newest = number
+        self.made.evaluate(edge=edge)
+
+    def follow(self, number: int) -> None:
+        self.newest = number
+        self.made.follow()
 
     @asynccontextmanager
     async def live(self, run_dir: Path = Path("run")) -> AsyncIterator[Evaluations]:
         async with asyncio.TaskGroup() as group:
             self.made.begin(group, run_dir)
             yield self.made
-            self.made.cancel()
+            await self.made.end(interrupted=True)
 
     def games(self) -> list[tuple[int, int, int]]:
         """Versions in the order of their records, with games against base and random_legal."""
@@ -104,12 +120,13 @@ class Run:
 async def test_a_version_is_evaluated_once_however_often_it_is_asked_for() -> None:
     run = Run()
     async with run.live() as evaluations:
-        evaluations.evaluate([version(0)] * 2, at_once, edge=True)
-        evaluations.evaluate([version(2)] * 2, at_once, edge=False)
-        evaluations.evaluate([version(2)] * 2, at_once, edge=False)
+        run.evaluate(0, edge=True)
+        run.evaluate(2)
+        run.evaluate(2)
         await settle()
         assert run.tables.versions() == [0] * 8
         assert evaluations.needed == {"step-0", "step-2"}
+        assert run.measured == [0, 2]  # before their games are over
         await run.tables.end(8)
         assert run.tables.versions() == [2] * 4
         assert evaluations.needed == {"step-2"}
@@ -117,38 +134,25 @@ async def test_a_version_is_evaluated_once_however_often_it_is_asked_for() -> No
         await evaluations.finish()
     assert run.games() == [(0, 4, 4), (2, 2, 2)]
     # Each collector plays every other game, and they are counted in the order of the plan.
-    assert run.played == sorted(run.played)
-    assert len(run.played) == 12
+    assert run.tables.played == sorted(run.tables.played)
+    assert len(run.tables.played) == 12
     assert run.made.objective() == 1.0
     assert not run.made.needed
-    assert run.measured == [0, 2]
-
-
-async def test_an_evaluated_version_is_measured_exactly_before_its_games() -> None:
-    run = Run("env=openspiel_kuhn", "eval.exploitability=true")
-    async with run.live() as evaluations:
-        for number in (0, 2, 2):
-            evaluations.evaluate([version(number)] * 2, at_once, edge=False)
-        await settle()
-        assert run.measured == [0, 2]
-        await run.tables.end(4)
-        await run.tables.end(4)
-        await evaluations.finish()
 
 
 async def test_all_slots_always_play_the_newest_version() -> None:
     run = Run("eval.continuous=true")
     async with run.live() as evaluations:
-        evaluations.evaluate([version(0)] * 2, at_once, edge=True)
+        run.evaluate(0, edge=True)
         await settle()
-        evaluations.follow([version(1)] * 2)
+        run.follow(1)
         await run.tables.end(8)  # the start comes first
         assert run.tables.versions() == [1] * SLOTS
         assert {name for name, _, _ in run.tables.under_way} == {"collector-0", "collector-1"}
         for _ in range(3):
             await run.tables.end(2)
             assert run.tables.versions() == [1] * SLOTS
-        evaluations.follow([version(2)] * 2)
+        run.follow(2)
         assert evaluations.needed == {"step-1", "step-2"}
         await run.tables.end(2)
         assert run.tables.versions() == [1, 1, 2, 2]
@@ -157,11 +161,11 @@ async def test_all_slots_always_play_the_newest_version() -> None:
         assert run.tables.versions() == [2] * SLOTS
         assert evaluations.needed == {"step-2"}
         evaluations.close()  # the last version has an evaluation of its own
-        evaluations.follow([version(3)] * 2)
+        run.follow(3)
         await run.tables.end(SLOTS)
         assert run.tables.under_way == []
         await evaluations.finish()
-        evaluations.evaluate([version(3)] * 2, at_once, edge=True)
+        run.evaluate(3, edge=True)
         await settle()
         await run.tables.end(8)
         await evaluations.finish()
@@ -171,15 +175,15 @@ async def test_all_slots_always_play_the_newest_version() -> None:
 
 async def test_the_cap_ends_a_versions_games_and_records_it_at_once() -> None:
     run = Run("eval.continuous=true", "eval.max_games_per_checkpoint=6")
-    async with run.live() as evaluations:
-        evaluations.follow([version(1)] * 2)
+    async with run.live():
+        run.follow(1)
         await settle()
         await run.tables.end(SLOTS)
         assert run.tables.versions() == [1] * 2
         await run.tables.end(2)
         assert run.games() == [(1, 4, 2)]
         assert run.tables.under_way == []
-        evaluations.follow([version(2)] * 2)
+        run.follow(2)
         await settle()
         assert run.tables.versions() == [2] * SLOTS
     assert run.tables.most == SLOTS
@@ -190,7 +194,7 @@ async def test_what_is_on_record_is_not_played_again(continuous: bool) -> None:
     paths = create_run(Path("run"))
     first = Run()
     async with first.live() as evaluations:
-        evaluations.evaluate([version(4)] * 2, at_once, edge=False)
+        first.evaluate(4)
         await settle()
         await first.tables.end(4)
     lines = [{name: getattr(one, name) for name in one.__slots__} for one in first.recorded]
@@ -198,19 +202,19 @@ async def test_what_is_on_record_is_not_played_again(continuous: bool) -> None:
     resumed = Run(f"eval.continuous={continuous}")
     async with resumed.live() as evaluations:
         assert evaluations.objective() == 1.0
-        evaluations.evaluate([version(4)] * 2, at_once, edge=False)
-        evaluations.follow([version(4)] * 2)
+        resumed.evaluate(4)
+        resumed.follow(4)
         await settle()
         assert resumed.tables.under_way == []
-        evaluations.evaluate([version(6)] * 2, at_once, edge=False)
+        resumed.evaluate(6)
         await settle()
         assert resumed.tables.versions() == [6] * 4
 
 
 async def test_games_under_way_are_given_up_and_not_recorded_when_the_run_is_stopped() -> None:
     run = Run("eval.continuous=true")
-    async with run.live() as evaluations:
-        evaluations.follow([version(1)] * 2)
+    async with run.live():
+        run.follow(1)
         await settle()
         await run.tables.end(3)
     assert run.recorded == []
@@ -220,7 +224,7 @@ async def test_an_opponent_whose_games_are_not_admitted_has_no_result() -> None:
     run = Run()
     run.tables.declines = "random_legal"
     async with run.live() as evaluations:
-        evaluations.evaluate([version(0)] * 2, at_once, edge=True)
+        run.evaluate(0, edge=True)
         await settle()
         await run.tables.end(4)
         await evaluations.finish()
@@ -231,12 +235,12 @@ async def test_an_opponent_whose_games_are_not_admitted_has_no_result() -> None:
 async def test_continuous_evaluation_goes_on_without_an_opponent_that_is_not_admitted() -> None:
     run = Run("eval.continuous=true", "eval.max_games_per_checkpoint=8")
     run.tables.declines = "random_legal"
-    async with run.live() as evaluations:
-        evaluations.follow([version(1)] * 2)
+    async with run.live():
+        run.follow(1)
         await settle()
         assert run.tables.versions() == [1] * SLOTS
         await run.tables.end(SLOTS)
         assert [(one.opponent, one.games) for one in run.recorded] == [("base", 4)]
-        evaluations.follow([version(2)] * 2)
+        run.follow(2)
         await settle()
         assert run.tables.versions() == [2] * SLOTS

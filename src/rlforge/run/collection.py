@@ -6,19 +6,18 @@
               one update and recorded in its order; version, evaluation and digests come between
               two rounds
 
-What the processes compute follows from what they are given: games from their specs and weights
-(``rlforge.engines.invariant``), updates from their batches. So what is left for ``Rounds`` is the
-order in which results meet, and it is fixed here. A process that dies is restarted and computes the
-same again.
+Games follow from their specs and weights (``rlforge.engines.invariant``), updates from their
+batches. ``Rounds`` fixes the order in which their results meet.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 
@@ -34,55 +33,73 @@ _ROUND = "round"
 """The collector to which buffer and pool hand out the games of a round."""
 
 
-class Collection(Protocol):
-    """How the games of a run are played, and in which order its steps meet.
+class Collection(ABC):
+    """How the games of a run are played, and in which order its steps meet."""
 
-    in_order: each step ends before the next begins.
-    """
+    #: Whether each step ends before the next begins.
+    in_order = False
 
-    in_order: bool
+    def __init__(self, config: RunConfig, actors: RunActors, calls: ActorCalls) -> None:
+        self._config, self._actors, self._calls = config, actors, calls
 
     def loops(self) -> Mapping[str, Awaitable[None]]:
         """Loops that run beside the learner, by name."""
+        return {}
 
+    @abstractmethod
     async def batch(self, policy: Trained, update: int) -> tuple[Any, str] | None:
         """Reference and digest of the batch of an update; None once the buffer was stopped."""
 
+    async def _drawn(self, policy: Trained, update: int, *, wait: bool) -> tuple[Any, str] | None:
+        """The next batch of a policy; None also where there is none yet, without ``wait``."""
+        # By this reference the batch goes from the buffer to the learner, not through here.
+        next_batch = self._actors.buffer.next_batch.options(num_returns=2)
+        batch, digest = next_batch.remote(policy.updated, update, policy.name, wait)
+        found: str | None = await digest
+        return None if found is None else (batch, found)
+
     def playing(self, *, more: bool) -> contextlib.AbstractAsyncContextManager[None]:
-        """Games that are played while the learner makes an update. more: another one follows."""
+        """Play games while the learner makes an update; ``more``: another one follows."""
+        return contextlib.nullcontext()
 
+    @abstractmethod
     async def evaluate(self, collector: str, specs: Sequence[GameSpec]) -> list[GameRecord]:
-        """Play evaluation games; the records of those that were admitted."""
+        """Play evaluation games; returns the records of those that were admitted."""
 
+    @abstractmethod
     async def evaluated(self, records: Sequence[GameRecord]) -> None:
         """Count finished evaluation games."""
 
+    @abstractmethod
     def stop(self) -> None:
-        """The run is to end after the work in hand."""
+        """End the run after the work in hand."""
 
     def may_end(self, update: int) -> bool:
         """Whether an interrupted run may end after an update."""
+        return True
 
     async def digests(self) -> dict[str, Any]:
         """The collection's part of the digests of an update."""
+        return {}
 
     def unrecorded(self) -> dict[str, Any] | None:
         """Digests of what was played since the last line, where there is something."""
+        return None
 
     async def state(self) -> dict[str, Any]:
         """The collection's part of the state that a resumed run needs, as plain data."""
+        return {}
 
+    @abstractmethod
     async def restore(self, state: Mapping[str, Any] | None) -> None:
         """Go on from ``state``; None: from the start of the run."""
 
 
-class Flow:
+class Flow(Collection):
     """Collectors play whenever the buffer has room."""
 
-    in_order = False
-
     def __init__(self, config: RunConfig, actors: RunActors, calls: ActorCalls) -> None:
-        self._actors, self._calls, self._elastic = actors, calls, config.hardware.elastic
+        super().__init__(config, actors, calls)
         #: Process ids of the collectors.
         self._processes: dict[str, int] = {}
 
@@ -106,16 +123,13 @@ class Flow:
                 await self._actors.buffer.release_all.remote(collector)
 
     async def batch(self, policy: Trained, update: int) -> tuple[Any, str] | None:
-        return await _drawn(self._actors, policy, update, wait=True)
-
-    def playing(self, *, more: bool) -> contextlib.AbstractAsyncContextManager[None]:
-        return contextlib.nullcontext()
+        return await self._drawn(policy, update, wait=True)
 
     async def evaluate(self, collector: str, specs: Sequence[GameSpec]) -> list[GameRecord]:
-        """With ``elastic`` in another collector where this one is absent."""
         records: list[GameRecord] | None = None
-        if not self._elastic:
+        if not self._config.hardware.elastic:
             records = await self._calls.call(collector, "evaluate", specs)
+        # An elastic run may never get this collector back: another one plays its games.
         while records is None:
             present = list(self._actors.present("collector"))
             if not present:
@@ -131,23 +145,11 @@ class Flow:
     def stop(self) -> None:
         self._actors.buffer.stop.remote()
 
-    def may_end(self, update: int) -> bool:
-        return True
-
-    async def digests(self) -> dict[str, Any]:
-        return {}
-
-    def unrecorded(self) -> dict[str, Any] | None:
-        return None
-
-    async def state(self) -> dict[str, Any]:
-        return {}
-
     async def restore(self, state: Mapping[str, Any] | None) -> None:
         """Games in progress do not survive a restart."""
 
 
-class Rounds:
+class Rounds(Collection):
     """The games of a run with ``determinism=strict``."""
 
     in_order = True
@@ -155,16 +157,13 @@ class Rounds:
     def __init__(
         self, config: RunConfig, actors: RunActors, calls: ActorCalls, run_dir: Path
     ) -> None:
-        self._config, self._actors, self._calls = config, actors, calls
+        super().__init__(config, actors, calls)
         self._run_dir = run_dir
         #: Games recorded since the last line of digests.
         self._recorded: list[GameRecord] = []
 
-    def loops(self) -> Mapping[str, Awaitable[None]]:
-        return {}
-
     async def batch(self, policy: Trained, update: int) -> tuple[Any, str] | None:
-        while (drawn := await _drawn(self._actors, policy, update, wait=False)) is None:
+        while (drawn := await self._drawn(policy, update, wait=False)) is None:
             specs = await self._hand_out()
             if not specs:
                 raise RunError(
@@ -224,11 +223,10 @@ class Rounds:
         """The round in hand is played to its end."""
 
     def may_end(self, update: int) -> bool:
-        """Where an uninterrupted run would have published, too."""
+        # Where an uninterrupted run would have published, too.
         return update % self._config.learner.save_every == 0
 
     async def digests(self) -> dict[str, Any]:
-        """Digests of the games since the last line, of the pool and of the buffer."""
         pool, buffer = await asyncio.gather(
             self._actors.pool.state_dict.remote(), self._actors.buffer.state_dict.remote()
         )
@@ -239,7 +237,7 @@ class Rounds:
         }
 
     def unrecorded(self) -> dict[str, Any] | None:
-        """The digest of the games of the last evaluation."""
+        # The games of the last evaluation, after which no update follows.
         return self._digest_of_games() if self._recorded else None
 
     def _digest_of_games(self) -> dict[str, Any]:
@@ -250,19 +248,6 @@ class Rounds:
         return {"game_files": await self._actors.tracker.close_game_file.remote()}
 
     async def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Games that were played after the state are played again."""
+        # Games that were played after the state are played again.
         files = 0 if state is None else state["game_files"]
         await self._actors.tracker.rewind_games.remote(files)
-
-
-async def _drawn(
-    actors: RunActors, policy: Trained, update: int, *, wait: bool
-) -> tuple[Any, str] | None:
-    """The next batch of a policy; goes from the buffer to the learner, by this reference.
-
-    None where the buffer was stopped, or without ``wait`` has no batch yet.
-    """
-    next_batch = actors.buffer.next_batch.options(num_returns=2)
-    batch, digest = next_batch.remote(policy.updated, update, policy.name, wait)
-    found: str | None = await digest
-    return None if found is None else (batch, found)

@@ -11,16 +11,11 @@
                 version                                   before it
     watch       engine reports      token rates           5 seconds             –
 
-``collect`` runs in the collector actors, the other loops run here. ``learn`` makes the next update
-while the last version is published: it only waits for that before it saves again. No loop waits for
-the tracker. Ray restarts collectors and engines that die, and their calls are repeated
-(``rlforge.run.actors.calls``); a learner, pool, buffer or tracker that dies ends the run.
-
-With ``hardware.elastic`` collectors and engines are absent while no node has room for them.
-Versions are published to the engines that are there, and evaluation games of a collector that is
-lost are played by another.
-
-With ``determinism=strict`` the same steps come one after the other (``collection.Rounds``).
+``collect`` runs in the collector actors, the other loops run here. No loop waits for the tracker.
+Ray restarts collectors and engines that die, and their calls are repeated
+(``rlforge.run.actors.calls``); a learner, pool, buffer or tracker that dies ends the run. With
+``hardware.elastic`` collectors and engines are absent while no node has room for them. With
+``determinism=strict`` the same steps come one after the other (``collection.Rounds``).
 """
 
 from __future__ import annotations
@@ -38,7 +33,7 @@ from rlforge.rollout.expected import forecast
 from rlforge.run.actors.calls import ActorCalls
 from rlforge.run.actors.colocation import update_in_turn
 from rlforge.run.collection import Collection, Flow, Rounds
-from rlforge.run.evaluations import Measuring
+from rlforge.run.evaluations import Evaluations
 from rlforge.run.lifecycle import RunContext
 from rlforge.run.observers import Updated, observers_of
 from rlforge.run.policies import Policies, Trained
@@ -65,8 +60,14 @@ class GameController:
             else Flow(config, context.actors, self._calls)
         )
         self._policies, self._observers = Policies(config), observers_of(context)
-        self._measuring = Measuring(
-            config, context.actors, self._collection, self._policies, self._observers, context.part
+        self._evaluations = Evaluations(
+            config,
+            list(context.actors.replicas("collector")),
+            self._collection,
+            self._policies,
+            self._observers,
+            self._published,
+            context.part,
         )
         self._retention = Retention(self._run_dir / "checkpoints", config.learner.keep_checkpoints)
         self._chain = DigestChain(self._run_dir)
@@ -88,17 +89,17 @@ class GameController:
             "total_updates": self._config.learner.total_updates,
             "seed": self._config.seed,
             "restarts": self._calls.restarts,
-            "objective": self._measuring.evaluations.objective(),
+            "objective": self._evaluations.objective(),
             **self._watch.shares(),
         }
 
     # ---------------------------------------------------------------- the loops
 
     async def run(self) -> bool:
-        """The loops of collectors, engines and learner side by side; any failure ends all."""
+        """Run all loops side by side; any failure ends all."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            self._measuring.evaluations.begin(group, self._run_dir)
+            self._evaluations.begin(group, self._run_dir)
             engines = {name: self._watch.engine(name) for name in self._actors.replicas("engine")}
             others = [
                 group.create_task(self._calls.unless_given_up(name, loop))
@@ -106,7 +107,7 @@ class GameController:
             ]
             others.append(group.create_task(self._watch.api()))
             self._watch.begin()
-            await self._measuring.started(self._version, self._published)
+            await self._evaluations.started(self._version)
             await self._learn()
             await self._actors.buffer.stop.remote()
             await self._finish()
@@ -128,13 +129,14 @@ class GameController:
             elif (made := await self._update(policy)) is None:  # the buffer was stopped
                 return
             last = self._version == learner.total_updates
-            if last:  # before it is published: no update would use its games
+            # Before it is published: no update would use its games.
+            if last:
                 await self._actors.buffer.stop.remote()
-                self._measuring.evaluations.close()
+                self._evaluations.close()
             state_due = self._version % learner.state_every == 0
             if self._version % learner.save_every == 0 or state_due or last:
                 await self._save(policy)
-            await self._measuring.updated(self._version, self._published)
+            await self._evaluations.updated(self._version)
             part = {"part": self._part} if self._part else {}
             line = {**made, "name": policy.name, **await self._collection.digests(), **part}
             self._chain.append(self._version, line)
@@ -142,7 +144,7 @@ class GameController:
                 await self._save_state()
 
     async def _update(self, policy: Trained) -> dict[str, Any] | None:
-        """One update of a policy, recorded and judged; its digests, or None without a batch."""
+        """Make one update of a policy; returns its digests, or None without a batch."""
         number = self._version + 1
         if (drawn := await self._collection.batch(policy, number)) is None:
             return None
@@ -153,7 +155,7 @@ class GameController:
         return {"batch": digest, **made}
 
     async def _learn_from(self, batch: Any, policy: Trained, number: int) -> dict[str, Any]:
-        """Let the learner make an update; record and judge it. Returns its digests."""
+        """Let the learner make an update, and tell the observers; returns its digests."""
         update: Callable[..., Any] = self._actors.learner.update
         if self._hardware.alternate:
             update = partial(update_in_turn, self._actors, self._calls.call)
@@ -190,19 +192,21 @@ class GameController:
         log.info("%s is saved", policy.newest.uid)
         await self._observers.saved(policy.newest)
         await self._published()
+        # The next update is made meanwhile, and waits for this before it is saved itself.
         self._publication = self._group.create_task(self._publish(policy.newest))
         if self._collection.in_order:
             await self._published()
 
     async def _publish(self, checkpoint: Checkpoint) -> None:
-        """Load it in the engines first: games, pool and buffer only name loaded versions."""
+        # In the engines first: games, pool and buffer only name loaded versions.
         await self._calls.use(checkpoint.policy())
         snapshot = await self._actors.pool.publish.remote(checkpoint)
         await self._actors.buffer.set_version.remote(checkpoint.version, checkpoint.name)
         self._actors.tracker.log_pool.remote(snapshot)
-        self._measuring.published(checkpoint.version)
+        if checkpoint.version:  # version 0 has the evaluation of the start
+            self._evaluations.follow()
         await self._observers.published(checkpoint)
-        needed = self._measuring.evaluations.needed | self._observers.needed()
+        needed = self._evaluations.needed | self._observers.needed()
         needed |= await self._actors.pool.needed_versions.remote()
         self._retention.prune(needed, checkpoint.version)
 
@@ -213,9 +217,9 @@ class GameController:
     # ---------------------------------------------------------------- beginning and end
 
     async def begin(self, *, resume: bool) -> None:
-        """Publish version 0: the model, or its initial adapter. A resumed run restores its state.
+        """Publish version 0: the model, or its initial adapter.
 
-        Versions and records made after that state are dropped.
+        A resumed run restores its state, and drops versions and records made after it.
         """
         self._note(f"collection: {forecast(self._config, await self._actors.buffer.flow.remote())}")
         if resume:
@@ -274,7 +278,7 @@ class GameController:
     async def _finish(self) -> None:
         """Save the last version with its state; unless interrupted, evaluate it."""
         await self._save_state() if self._version else await self._published()
-        await self._measuring.end(self._published, interrupted=self._interrupted)
+        await self._evaluations.end(interrupted=self._interrupted)
         if (rest := self._collection.unrecorded()) is not None:
             self._chain.append(self._version, {"final": True, **rest})
         self._observers.ended()

@@ -42,7 +42,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 CARD, CONFIG, CURVES = "README.md", "config.yaml", "curves.svg"
 
-#: llama.cpp's converter, under the names that its packages give it.
+#: Names that packages give llama.cpp's converter.
 _CONVERTERS = (
     "convert_hf_to_gguf.py",
     "convert-hf-to-gguf",
@@ -71,16 +71,19 @@ def export_run(
 ) -> Path:
     """Write ``version`` of a run to ``folder``, which must be new or empty, and return the folder.
 
-    version: as ``find_policy`` takes it. merge: write whole weights, the adapter merged into them
-    in float32; without it an adapter is written as PEFT loads it, over its base model. Runs that
-    train all weights, and the base model itself, have no adapter. dtype: of whole weights; None is
-    that of the model. gguf: write a GGUF file as well, with llama.cpp's converter. push: upload to
-    this repository of the Hugging Face hub, made private unless ``public`` is set. say: called with
-    progress messages.
-
     What cannot work is refused before anything is computed: ConfigError for contradictory
     arguments, a base model that others cannot load, a missing converter or token; CheckpointError
     for a missing or damaged version. A failure while writing leaves no folder behind.
+
+    Args:
+        version: Version as ``find_policy`` takes it.
+        merge: Write whole weights, with the adapter merged into them in float32; without it an
+            adapter is written as PEFT loads it. Runs that train all weights, and the base model
+            itself, have no adapter.
+        dtype: Data type of whole weights; None: that of the model.
+        gguf: Write a GGUF file as well, with llama.cpp's converter.
+        push: Repository of the Hugging Face hub to upload to, private unless ``public`` is set.
+        say: Called with progress messages.
     """
     from rlforge.models.load import load_tokenizer, resolve_model
 
@@ -89,12 +92,14 @@ def export_run(
     form = _form(policy, merge)
     if form == "adapter":
         _check_adapter_use(config.model, dtype, gguf, push)
-    _check_new(folder)
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        what = "is a file" if folder.is_file() else "is not empty"
+        raise ConfigError(f"{folder} {what}; name a new folder")
     converter = _find_converter() if gguf else None
     check_push(push, public=public)
     run = load_run(run_dir)
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-    with _full_disk_explained(folder), atomic_path(folder.absolute()) as work:
+    with _disk_may_be_full(folder), atomic_path(folder.absolute()) as work:
         work.mkdir()
         resolve_model(config.model, say)
         tokenizer = load_tokenizer(config.model)
@@ -162,12 +167,6 @@ def _check_adapter_use(
         )
 
 
-def _check_new(folder: Path) -> None:
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        what = "is a file" if folder.is_file() else "is not empty"
-        raise ConfigError(f"{folder} {what}; name a new folder")
-
-
 def _on_hub(model: ModelConfig) -> bool:
     """Whether the base model is one of the Hugging Face hub."""
     return model.kind == "hf" and not Path(model.name or "").expanduser().is_dir()
@@ -175,14 +174,13 @@ def _on_hub(model: ModelConfig) -> bool:
 
 def _base(model: ModelConfig) -> str:
     """The base model as PEFT and transformers name it: a hub id, or a folder of this machine."""
-    if model.kind != "hf":
+    if model.kind != "hf" or model.name is None:
         return model.kind
-    assert model.name is not None
     return model.name if _on_hub(model) else str(Path(model.name).expanduser().absolute())
 
 
 @contextlib.contextmanager
-def _full_disk_explained(folder: Path) -> Iterator[None]:
+def _disk_may_be_full(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # safetensors and the converter raise their own
@@ -229,10 +227,13 @@ def _write_model(
     chosen = _dtype(config.model, policy, form, dtype)
     name, gap = str(chosen).removeprefix("torch."), None
     if form == "merged":
-        ids = _measured_ids(tokenizer, prompt)
+        text = chat_text(prompt, tokenizer) if isinstance(prompt, list) else prompt or _TEXT
+        ids = tokenizer.encode(text, add_special_tokens=False)[-_MEASURED_PLACES:]
         model, before = _merged_model(config.model, policy, ids)
         model.to(chosen)
-        gap = _largest_gap(model, ids, before)
+        best = before.topk(min(_MEASURED_TOKENS, before.shape[1]), dim=-1)
+        after = _logprobs(model, ids).gather(1, best.indices)
+        gap = float((after - best.values).abs().max())
         say(
             f"merged into {name}: log-probs of the {_MEASURED_TOKENS} likeliest tokens differ from "
             f"those with the adapter by {gap:.2g} at most, over {len(ids)} tokens of a prompt"
@@ -249,21 +250,20 @@ def _write_model(
 
 
 def generation_config(config: PolicyConfig, tokenizer: Any) -> Any:
-    """The run's sampling as transformers' ``GenerationConfig``.
-
-    It replaces that of the base model: settings of which the run's engine knows nothing, such as a
-    repetition penalty, would make the policy another one.
-    """
+    """The run's sampling as transformers' ``GenerationConfig``."""
     from transformers import GenerationConfig
 
     from rlforge.models.load import stop_token_ids
 
     engine = config.engine
+    # In place of the base model's: settings that the run's engine does not know, such as a
+    # repetition penalty, would make the policy another one.
     return GenerationConfig(
         do_sample=True,
         temperature=engine.temperature,
         top_p=engine.top_p,
-        top_k=engine.top_k,  # 0 is off; without a value transformers takes 50
+        # 0 is off; without a value transformers takes 50.
+        top_k=engine.top_k,
         min_p=engine.min_p or None,
         max_new_tokens=engine.max_tokens,
         bos_token_id=tokenizer.bos_token_id,
@@ -279,12 +279,10 @@ def _dtype(model: ModelConfig, policy: PolicyRef, form: Form, asked: Dtype | Non
     from rlforge.models.load import load_model_config
 
     saved: Any = asked
-    if saved is None and form != "full" and model.dtype != "auto":
-        saved = model.dtype
+    source = ModelConfig(kind="hf", name=policy.path_or_name) if form == "full" else model
+    if saved is None and source.dtype != "auto":
+        saved = source.dtype
     if saved is None:
-        source = model
-        if form == "full":
-            source = ModelConfig(kind="hf", name=policy.path_or_name)
         saved = load_model_config(source).dtype or "float32"
     chosen = getattr(torch, str(saved).removeprefix("torch."))
     assert isinstance(chosen, torch.dtype)
@@ -303,7 +301,8 @@ def _merged_model(
 
     assert policy.path_or_name is not None
     base = load_base_model(config, torch.device("cpu"), torch.float32)
-    with warnings.catch_warnings():  # PEFT's, of tied layers that it unties or that are tied below
+    # PEFT warns of tied layers, which it unties or which are tied below.
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         adapted: Any = PeftModel.from_pretrained(base, policy.path_or_name)
         before = _logprobs(adapted.eval(), ids)
@@ -315,25 +314,12 @@ def _merged_model(
     return model, before
 
 
-def _measured_ids(tokenizer: Any, prompt: str | list[dict[str, str]] | None) -> Sequence[int]:
-    text = chat_text(prompt, tokenizer) if isinstance(prompt, list) else prompt or _TEXT
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-    return ids[-_MEASURED_PLACES:]
-
-
 def _logprobs(model: Any, ids: Sequence[int]) -> torch.Tensor:
     import torch
 
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([ids])).logits[0]
     return torch.log_softmax(logits.float(), dim=-1)
-
-
-def _largest_gap(model: Any, ids: Sequence[int], before: torch.Tensor) -> float:
-    """The largest difference in log-probs of the likeliest tokens at each place of ``ids``."""
-    best = before.topk(min(_MEASURED_TOKENS, before.shape[1]), dim=-1)
-    after = _logprobs(model, ids).gather(1, best.indices)
-    return float((after - best.values).abs().max())
 
 
 # ---------------------------------------------------------------- GGUF
@@ -350,9 +336,8 @@ def _find_converter() -> str:
 
 
 def _convert(converter: str, work: Path, name: str, dtype: str) -> None:
-    """Write ``NAME.gguf`` next to the weights in ``work``; RlforgeError with what went wrong."""
     file = work / f"{name}.gguf"
-    # Its own choice, "auto", rounds float32 to bfloat16.
+    # The converter's own choice, "auto", rounds float32 to bfloat16.
     outtype = _GGUF_TYPES.get(dtype, "auto")
     command = [converter, str(work), "--outfile", str(file), "--outtype", outtype]
     done = subprocess.run(

@@ -95,7 +95,8 @@ class Games(RunKind[RunConfig]):
                 least=config.collector.min_collectors if hardware.elastic else None,
                 replicas_key="collector.num_collectors",
                 restarts=config.collector.max_restarts,
-                concurrency=1000,  # a call for each game of ``eval.continuous``
+                # A call for each game of ``eval.continuous``.
+                concurrency=1000,
                 placement_group="rollout",
                 sends=(
                     ("engine", "prompt ids, sampling parameters, policy"),
@@ -123,7 +124,7 @@ class Games(RunKind[RunConfig]):
 
     def next_steps(self, config: RunConfig, run_dir: Path) -> list[str]:
         name = shlex.quote(str(run_dir))
-        # Whole weights work everywhere; an adapter needs a base model that others can load.
+        # Whole weights work everywhere; an adapter needs a base model that others have.
         return [f"rlforge play --run {name}", f"rlforge export {name} my-model --merge"]
 
     def learned(self, config: RunConfig, policy: str) -> str:

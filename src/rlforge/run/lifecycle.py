@@ -2,11 +2,8 @@
 
     GPUs claimed ─▶ model checked, directory locked ─▶ Ray, actors ─▶ Controller ─▶ summary, report
 
-A kind of training is a ``Controller``, made from a ``RunContext`` once the actors are up. Its
-``begin`` publishes version 0 or restores the newest saved state, ``run`` trains until it is done or
-``stop`` is called. Everything else happens here: signals, log files, the display, the run
-directory, and how the run ended in summary.json. What goes wrong while that is written is one
-further line: the first error is the one that the user reads.
+A kind of training is a ``Controller``, made from a ``RunContext`` once the actors are up. Here are
+signals, log files, the display, the run directory, and how the run ended in summary.json.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from signal import SIGINT, SIGTERM
@@ -60,7 +57,6 @@ ONE_SIGNAL_S = 1.0
 POLL_S = 0.5
 """Seconds between readings of the tracker's progress for the display."""
 
-
 GPU_POLL_S = 5.0
 """Seconds between readings of the GPUs."""
 
@@ -72,8 +68,11 @@ EXTENDED = ("tracker", "pool", "buffer", "collector")
 class RunContext(Generic[C]):
     """The inputs of a controller.
 
-    hardware: with every ``auto`` resolved. note: shows a line to the user. started: when the run
-    began, in seconds of the wall clock. part: how often it was resumed before; 0 in strict runs.
+    Attributes:
+        hardware: Hardware with every ``auto`` resolved.
+        note: Shows a line to the user.
+        started: When the run began, in seconds of the wall clock.
+        part: How often it was resumed before; 0 in strict runs.
     """
 
     config: C
@@ -87,7 +86,7 @@ class RunContext(Generic[C]):
 
 @value
 class Outcome:
-    """How a run ended. summary: what the controller reported for summary.json."""
+    """How a run ended, with what the controller reported for summary.json."""
 
     run_dir: Path
     interrupted: bool
@@ -108,10 +107,12 @@ def execute(
 ) -> Outcome:
     """Run in ``run_dir`` (see ``prepared``) to the end or to the first signal.
 
-    notes: what was printed on the run before it started, for its log. controller: makes the one of
-    the run, by default as its kind does. Raises RunError with the
-    cause when the run cannot go on, and KeyboardInterrupt at the second signal or at one while the
-    actors start.
+    Raises RunError with the cause when the run cannot go on, and KeyboardInterrupt at the second
+    signal or at one while the actors start.
+
+    Args:
+        notes: Lines that were printed on the run before it started, for its log.
+        controller: Makes the controller, by default as the kind of the run does.
     """
     config, interrupts = plan.config, _Interrupts()
     make = controller or kind_of(config).controller(config)
@@ -170,7 +171,7 @@ class _Failures:
         self.held: RunError | None = None
 
     async def watch_ray(self) -> NoReturn:
-        """Raises RunError once one of Ray's processes has ended."""
+        """Raise RunError once one of Ray's processes has ended."""
         await self._ray.gone()
         raise RunError("Ray has ended")
 
@@ -188,7 +189,7 @@ class _Failures:
         stop()
 
     def explained(self, error: BaseException, actors: RunActors | None) -> BaseException:
-        """The error in place of ``error``: it says what went wrong, and how to go on."""
+        """The error in place of ``error``, which says how to go on."""
         if (ended := self._ray.ended()) is not None:
             return RunError(f"{ended}; {self._again}")
         return explained(error, actors, self._run_dir, self._command)
@@ -228,13 +229,17 @@ async def _live(
                 raise failures.held
     except BaseExceptionGroup as error:
         failed = failures.explained(error, context.actors)
-        await _logged(_record_failure(controller, tracker, failed))
-        await _logged(controller.close())
+        async with _failures_logged():
+            ending = {"status": "failed", "error": str(failed)}
+            await tracker.close.remote({**controller.summary(), **ending})
+        async with _failures_logged():
+            await controller.close()
         await context.actors.come_home()
         turn_file(context.run_dir).unlink(missing_ok=True)  # of a learner that died in its turn
         raise failed from None
     except BaseException:  # interrupted at once
-        await _logged(controller.close())
+        async with _failures_logged():
+            await controller.close()
         raise
     await controller.close()
     tracker.log_scalars.remote(await context.actors.custom_scalars())
@@ -257,16 +262,12 @@ async def _live(
     return Outcome(run_dir=context.run_dir, interrupted=not complete, summary=summary)
 
 
-async def _record_failure(controller: Controller, tracker: Any, failure: BaseException) -> None:
-    ending = {"status": "failed", "error": str(failure)}
-    await tracker.close.remote({**controller.summary(), **ending})
-
-
-async def _logged(work: Awaitable[None]) -> None:
-    """Await a part of the ending of a run that fails; its own failure only is logged."""
+@contextlib.asynccontextmanager
+async def _failures_logged() -> AsyncIterator[None]:
+    """Log what fails in the block: the first error is the one that the user reads."""
     try:
         async with asyncio.timeout(HELD_S):
-            await work
+            yield
     except Exception:  # the tracker that died or is held, or a full disk
         log.exception("after the run failed")
 
@@ -286,11 +287,7 @@ async def _watch_gpus(tracker: Any) -> None:
 
 
 class _Interrupts:
-    """First Ctrl-C or SIGTERM: the controller stops. Second, or without one: ends at once.
-
-    Signals arrive through the event loop: an exception out of a signal handler could end in a
-    callback that drops it.
-    """
+    """First Ctrl-C or SIGTERM: the controller stops. Second, or without one: ends at once."""
 
     def __init__(self) -> None:
         self.at_once = False
@@ -298,14 +295,16 @@ class _Interrupts:
         self._first: float | None = None
 
     def listen(self) -> None:
-        """Take signals from now on; in a thread other than the main one the loop gets none."""
+        """Take signals from now on."""
         self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
+        # Through the event loop: an exception out of a signal handler could end in a callback that
+        # drops it. Other threads get no signals.
         if threading.current_thread() is threading.main_thread():
             for number in (SIGINT, SIGTERM):
                 self._loop.add_signal_handler(number, self._interrupt)
 
     def connect(self, stop: Callable[[], None], note: Callable[[str], None]) -> None:
-        """From now on the first interrupt calls ``stop``."""
+        """Let the first interrupt call ``stop`` from now on."""
         self._stop, self._note = stop, note
 
     def from_other_thread(self) -> bool:
@@ -334,13 +333,17 @@ def prepared(
 ) -> Iterator[None]:
     """Check the model and saved policies, lock and fill the run directory, write how it ended.
 
-    config: as the user gave it, for config.yaml. plan: made of it before the run directory was.
-    run_dir: absolute. command: arguments of ``rlforge`` that start such a run, for command.txt. The
-    run directory then holds a copy of the adapter that the run starts from; damaged
-    files of a run that is resumed are mended, and named in a line each. Raises ConfigError when a
-    policy that the configuration names does not fit the model, no room is left for prompts, or
-    agents cannot be asked about the market, and RunError when another process holds the directory.
-    A KeyboardInterrupt of the block is raised with a message: what is saved, and how to go on.
+    The run directory then holds a copy of the adapter that the run starts from; damaged files of a
+    run that is resumed are mended, and named in a line each. Raises ConfigError when a policy that
+    the configuration names does not fit the model, no room is left for prompts, or agents cannot be
+    asked about the market, and RunError when another process holds the directory. A
+    KeyboardInterrupt of the block is raised with a message: what is saved, and how to go on.
+
+    Args:
+        config: Configuration as the user gave it, for config.yaml.
+        plan: Plan that was made of it.
+        run_dir: Absolute path.
+        command: Arguments of ``rlforge`` that start such a run, for command.txt.
     """
     # Torch is imported late: importing this module does not cost seconds.
     from rlforge.models.load import lacking_weights, resolve_model, unfetched
@@ -371,7 +374,7 @@ def prepared(
 
 @contextlib.contextmanager
 def _end_written(config: PolicyConfig, run_dir: Path) -> Iterator[None]:
-    """Write into the locked run directory that the run starts, and how the block ended."""
+    """Write that the run starts, and how the block ended."""
     write_start(RunPaths(root=run_dir), config.name, config.total_updates or 0)
     try:
         yield

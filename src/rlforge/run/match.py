@@ -72,13 +72,16 @@ class Policy:
     ) -> str:
         """The action that the policy takes; empty where its answer holds none.
 
-        observation: what the player sees, as text or as a game's ``View``. legal_actions: where
-        known, they decide whether actions are written in brackets. env: the id of the run's
-        environment, where it asks in these in different forms; None: the first one that it trains
-        in. temperature: None is that of evaluations; seed: None draws a new answer each time.
         Raises EngineError.
-        """
 
+        Args:
+            observation: What the player sees, as text or as a game's ``View``.
+            legal_actions: Decide, where known, whether actions are written in brackets.
+            env: Id of the run's environment, where it asks in these in different forms; None: the
+                first one that it trains in.
+            temperature: None: that of evaluations.
+            seed: None: a new answer each time.
+        """
         if isinstance(observation, View):
             view = observation
         else:
@@ -99,7 +102,7 @@ class Policy:
         temperature: float | None = None,
         seed: int | None = None,
     ) -> Completion:
-        """The whole answer, with its tokens and log-probs; arguments as of ``act``."""
+        """The whole answer, with its tokens and log-probs; see ``act``."""
         form = asked_as(self.config, env)
         seat = Seat(player_id=view.player_id, policy=self.ref, trained=False, form=form)
         seed = random.getrandbits(63) if seed is None else seed
@@ -113,18 +116,20 @@ class Policy:
 def play_game(env: str | EnvSpec, *players: str | Policy | Act, seed: int = 0) -> GameRecord:
     """Play one game and return its record.
 
-    env: an option of the group ``env``, as ``tictactoe``, or an ``EnvSpec``. players: by seat, the
-    last one at all seats that are left: the name of an opponent as in a configuration, a
-    ``Policy``, or a function from a ``View`` to an action. seed: of the game and of all draws.
-    Raises ConfigError for a game or player that cannot be, and what such a function raises; a game
-    that fails by itself has ``error`` set.
+    A player is the name of an opponent as in a configuration, a ``Policy``, or a function from a
+    ``View`` to an action. Raises ConfigError for a game or player that cannot be, and what such a
+    function raises; a game that fails by itself has ``error`` set.
+
+    Args:
+        env: Option of the group ``env``, as ``tictactoe``, or an ``EnvSpec``.
+        players: Players by seat, the last one at all seats that are left.
+        seed: Seed of the game and of all draws.
 
     Example:
         >>> record = play_game("tictactoe", "minimax", lambda view: view.legal_actions[0], seed=1)
         >>> record.rewards
         {0: 1.0, 1: -1.0}
     """
-
     check_type(env, str, EnvSpec, what="env is the name of a game, as 'tictactoe', or an EnvSpec")
     if isinstance(env, str):
         env = env_named(env)
@@ -164,7 +169,6 @@ def transcript(record: GameRecord, width: int = 80) -> str:
         >>> transcript(record).splitlines()[-1]
         'finished: +1 -1'
     """
-
     check_type(record, GameRecord, what="record is one GameRecord, as play_game returns it")
     # Without a file of its own Rich would show the text in a notebook, in colours.
     console = Console(file=io.StringIO(), width=width, force_jupyter=False, color_system=None)
@@ -175,7 +179,6 @@ def transcript(record: GameRecord, width: int = 80) -> str:
 
 
 def _reference(player: str | Policy | Act, env: EnvSpec) -> PolicyRef:
-    """``player`` in a record; ConfigError where it cannot play ``env``."""
     if isinstance(player, Policy):
         return player.ref
     if isinstance(player, str):

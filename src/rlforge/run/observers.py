@@ -3,8 +3,7 @@
     loop:      draw ─▶ update ─▶ save ─▶ publish          evaluations
     observers:           └ updated  └ saved └ published     └ evaluating, evaluated
 
-An observer is made from the ``RunContext``; ``rlforge.config.plugins.OBSERVERS`` has them, those of
-other packages included.
+An observer is made from the ``RunContext``; ``rlforge.config.plugins.OBSERVERS`` has them.
 """
 
 from __future__ import annotations
@@ -24,15 +23,17 @@ from rlforge.run.policies import Trained
 from rlforge.samples import UpdateResult
 from rlforge.types import Checkpoint, EvalResult, value
 
-#: In its block an observer is called: errors of a package's end the run, and name it.
+#: Names the observer that fails in the block: an error of another package's ends the run, too.
 _named = partial(OBSERVERS.trial, kind=RunError)
 
 
 @value
 class Updated:
-    """An update of ``policy``; figures: of buffer, engines and time, as they are recorded.
+    """An update of ``policy``.
 
-    first: whether ``policy`` is the first of the run, or the only one.
+    Attributes:
+        figures: Figures of buffer, engines and time, as they are recorded.
+        first: Whether ``policy`` is the first of the run, or the only one.
     """
 
     policy: Trained
@@ -60,7 +61,7 @@ class Observer:
         """Engines, pool and buffer have a version."""
 
     async def evaluating(self, checkpoint: Checkpoint) -> Sequence[ExactResult]:
-        """A version is about to be evaluated, which the learner still holds; further results."""
+        """A version that the learner still holds is about to be evaluated; further results."""
         return ()
 
     def evaluated(self, result: EvalResult | ExactResult) -> None:
@@ -74,15 +75,15 @@ class Observer:
         return set()
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the observer for a resume, as plain data; empty: nothing."""
+        """State for a resume, as plain data."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state_dict``; not called where that was empty, or the observer is new."""
+        """Go on from ``state_dict``; not called where it was empty, or the observer is new."""
 
 
 class Observers(Observer):
-    """Several observers as one, in order, by name; what fails in one of a package names it."""
+    """Several observers as one, in order, by name."""
 
     def __init__(self, each: Mapping[str, Observer]) -> None:
         self._each = each
@@ -132,7 +133,7 @@ class Observers(Observer):
         state = {name: own for name, own in self._ask("state_dict").items() if own}
         for name, own in state.items():
             with _named(name):
-                json.dumps(own)  # as it is saved
+                json.dumps(own)  # as it is saved: what cannot be names its observer here
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -19,11 +19,14 @@ from rlforge.types import Checkpoint
 
 @dataclasses.dataclass
 class Trained:
-    """One of the policies in training; that of a run with one has no name.
+    """One of the policies in training; the only one of a run has no name.
 
-    newest: its newest saved version. parent: of its next version; None: ``newest``. updated: number
-    of its newest update. begun: of the update at which it began, or began anew; updates: its own
-    since then.
+    Attributes:
+        newest: Newest saved version.
+        parent: Parent of the next version; None: ``newest``.
+        updated: Number of its newest update.
+        begun: Number of the update at which it began, or began anew.
+        updates: Its own updates since then.
     """
 
     name: str
@@ -58,20 +61,19 @@ class Policies:
 
     @property
     def every(self) -> tuple[Trained, ...]:
-        """All of them; the first is the one that is evaluated and watched."""
+        """All policies; the first is watched."""
         return tuple(self._all.values())
 
     @property
     def newest(self) -> Trained:
-        """The one with the newest update."""
         return max(self._all.values(), key=lambda policy: policy.updated)
 
     def at_turn(self, updates: int) -> Trained:
-        """The one whose update comes after ``updates`` of all."""
+        """The policy whose update comes after ``updates`` of all."""
         return self._all[self._turns[updates % len(self._turns)]]
 
     def seated(self) -> list[Checkpoint]:
-        """The versions to evaluate at each seat: the newest of the policy there."""
+        """The newest version of the policy to evaluate at each seat."""
         envs = [*train_envs(self._config), *eval_envs(self._config)]
         return [
             self._all[evaluated_at(self._config, seat)].newest
@@ -79,8 +81,9 @@ class Policies:
         ]
 
     async def begins_anew(self, policy: Trained, number: int, actors: RunActors) -> bool:
-        """Whether ``reset`` says so of the policy at update ``number``; the last is an update."""
+        """Whether ``reset`` asks for it in place of update ``number``."""
         reset = entry_of(self._config, policy.name).reset
+        # The last one stays an update, which is evaluated.
         if not policy.updates or number == self._config.learner.total_updates:
             return False
         if reset.every is not None and policy.updates >= reset.every:
@@ -93,10 +96,7 @@ class Policies:
     async def begin_anew(
         self, policy: Trained, number: int, actors: RunActors, note: Callable[[str], None]
     ) -> dict[str, Any]:
-        """In place of update ``number``, give the policy other weights, its next version.
-
-        Returns their digests.
-        """
+        """Give the policy other weights as its version ``number``; returns their digests."""
         to = entry_of(self._config, policy.name).reset.to
         like = None if to == START else self._all[to]
         digests: dict[str, Any] = await actors.learner.begin_anew(

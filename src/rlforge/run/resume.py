@@ -29,24 +29,19 @@ BEFORE_ALL = -1
 
 
 class Retention:
-    """Which saved versions of a run stay: the newest ``keep``, and all that may be loaded again.
-
-    Games and evaluations load old versions again when an engine evicted them or was restarted; a
-    resumed run draws its opponents from those that were active when its state was saved.
-    keep: None keeps all.
-    """
+    """Which saved versions of a run stay: the newest ``keep``, and all that may be loaded again."""
 
     def __init__(self, root: Path, keep: int | None) -> None:
-        """root: the folder of the checkpoints."""
+        """Take the folder of the checkpoints; ``keep`` None keeps all."""
         self._root, self._keep = root, keep
-        #: Uids that a run resumed from the newest saved state needs.
+        #: Uids that a run resumed from the newest saved state draws its opponents from.
         self.resumable: Collection[str] = ()
 
     def prune(self, needed: Collection[str], published: int | None = None) -> None:
         """Delete the versions that need not stay.
 
-        needed: uids that games and evaluations may ask for. published: the newest version that
-        engines have; it and later ones stay too.
+        Versions from ``published`` on stay, the newest that engines have. So do ``needed`` uids,
+        which games and evaluations may ask for: an engine may have evicted them.
         """
         if self._keep is None:
             return
@@ -70,7 +65,7 @@ def keep_start(config: PolicyConfig, run_dir: Path) -> None:
 
 
 def check_resumable(run_dir: Path, total_updates: int) -> None:
-    """Raise RunError when the run in ``run_dir`` is complete: all updates made, and evaluated.
+    """Raise RunError when the run has made and evaluated all its updates.
 
     Raises CheckpointError, naming the file, when its newest saved state is damaged.
     """
@@ -90,13 +85,12 @@ def check_resumable(run_dir: Path, total_updates: int) -> None:
 
 
 def rewind(run_dir: Path, version: int) -> None:
-    """Drop the checkpoints and batches made after ``version``: they will be made again.
+    """Drop the checkpoints and batches made after ``version``, but for the start, ``step-0``.
 
-    The start of the run, ``step-0``, stays in any case.
-
-    A run that was killed may have gone on past its newest saved state. The tracker drops the lines
-    of its own files (``Tracker.resume``). Games stay: each says which version played it.
+    The tracker drops the lines of its own files (``Tracker.resume``).
     """
+    # A killed run may have gone on past its newest saved state, and will make these again. Games
+    # stay: each says which version played it.
     for path in list_checkpoints(run_dir / "checkpoints"):
         if checkpoint_version(path) > max(version, 0):
             log.info("dropping %s, made after the state that is resumed", path.name)

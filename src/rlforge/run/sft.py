@@ -16,8 +16,8 @@ from rlforge.run.lifecycle import RunContext
 from rlforge.run.resume import BEFORE_ALL, Retention, rewind
 from rlforge.system.checkpoint import checkpoint_version, latest_checkpoint, step_name
 
-#: Metrics of an update that say nothing about given answers: they have no rewards, no version that
-#: sampled them, and the loss for entropy.
+#: Metrics that say nothing about given answers: no version sampled them, none has a reward, and
+#: their entropy is the loss.
 _OF_GAMES = frozenset(
     (
         *("entropy", "policy_loss", "reward_mean", "raw_reward_mean", "advantage_mean"),
@@ -30,9 +30,10 @@ class SupervisedRun:
     """Supervised fine-tuning as a ``Controller``; see ``rlforge.run.lifecycle``."""
 
     def __init__(self, context: RunContext[SftConfig]) -> None:
-        config, samples = context.config, load_samples(context.run_dir)
+        config = context.config
         assert config.total_updates is not None
-        self._config, self._samples, self._total = config, samples, config.total_updates
+        self._config, self._total = config, config.total_updates
+        self._samples = load_samples(context.run_dir)
         self._actors, self._note = context.actors, context.note
         self._root = context.run_dir / "checkpoints"
         self._retention = Retention(self._root, config.learner.keep_checkpoints)
@@ -42,7 +43,6 @@ class SupervisedRun:
         self._start: dict[str, float] = {}
 
     async def begin(self, *, resume: bool) -> None:
-        """Measure the held-out samples, or restore the newest saved state."""
         path = latest_checkpoint(self._root, with_state=True) if resume else None
         if resume:
             version = BEFORE_ALL if path is None else checkpoint_version(path)
@@ -102,7 +102,6 @@ class SupervisedRun:
         return self._version * self._config.learner.batch_size / len(self._samples.train)
 
     async def _measure(self) -> dict[str, float]:
-        """Loss and probability of the held-out answers; empty where none are held out."""
         held = self._samples.validation
         if not held:
             return {}
@@ -112,9 +111,9 @@ class SupervisedRun:
         return measured
 
     async def _save(self) -> None:
-        """Write the version with the state that ``--resume`` goes on from."""
-        parent = step_name(self._saved)
+        # With the state that ``--resume`` goes on from.
         state = {"start": self._start, "measured": self._measured}
+        parent = step_name(self._saved)
         saved = await self._actors.learner.save(self._version, parent, state=state)
         self._saved = self._version
         self._retention.prune({saved.uid})

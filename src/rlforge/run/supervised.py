@@ -29,14 +29,14 @@ _FOR_GAMES = ("experiment", "env", "market", "model", "prompts", "engine", "hard
 class Players:
     """Players of the games in ``env.train``, whose answers are learned; ``SftConfig.teachers``.
 
-    Those who act elsewhere derive from them.
+    Classes of teachers who act elsewhere derive from this one.
     """
 
-    #: The command that trains on from what they teach.
+    #: Command that trains on from what they teach.
     command = RunConfig.command
 
     def problems(self, composed: Composed[SftConfig], *, keys: bool) -> Problems:
-        """Problems of the players, and of where they act. keys: as of ``RunKind.check``."""
+        """Problems of the players, and of where they act; ``keys`` as of ``RunKind.check``."""
         from rlforge.preflight.sft import game_problems
 
         return game_problems(composed, keys=keys)
@@ -49,7 +49,7 @@ class Players:
             check_room(config)
 
     def opponents(self, config: SftConfig) -> Mapping[str, Sequence[PolicyRef]]:
-        """The policies among them, by the key that names them."""
+        """The policies among the players, by the key that names them."""
         from rlforge.league.names import parse_opponent
 
         return {"data.players": [*map(parse_opponent, config.data.players)]}
@@ -57,7 +57,7 @@ class Players:
     async def answers(
         self, config: SftConfig, run_dir: Path, encoder: AnswerEncoder, out: Counter[str], say: Say
     ) -> list[Sample]:
-        """All answers as samples. out: counts those that are none, by reason."""
+        """All answers as samples; ``out`` counts those that are none, by reason."""
         from rlforge.rollout.demonstrations import answers_in_games
 
         return await answers_in_games(config, run_dir, encoder, out, say)
@@ -110,7 +110,7 @@ class Supervised(RunKind[SftConfig]):
             wait_for(make_samples(config, run_dir, say))
 
     def counted(self, config: SftConfig, run_dir: Path) -> SftConfig:
-        """With the number of samples, from which that of the updates follows."""
+        # From the number of samples that of the updates follows.
         from rlforge.rollout.datasets import count_samples, has_samples
 
         if not has_samples(run_dir):

@@ -31,7 +31,7 @@ class Watch:
         note: Callable[[str], None],
         started: float,
     ) -> None:
-        """started: when the run began, in seconds of the wall clock."""
+        """Take as ``started`` when the run began, in seconds of the wall clock."""
         self._actors, self._calls, self._note = actors, calls, note
         self._started, self._places = started, config.engine.max_parallel_seq
         self._reports: dict[str, tuple[float, EngineReport]] = {}
@@ -49,7 +49,6 @@ class Watch:
         self._utilisation = Utilisation(time.time())
 
     def learner_worked(self, span: Span) -> None:
-        """The learner made an update."""
         self._utilisation.learner_worked(span)
 
     def shares(self) -> dict[str, float]:
@@ -59,10 +58,7 @@ class Watch:
     def figures(self) -> dict[str, float]:
         """``shares``, and the mean occupancy of the engines once it is known."""
         occupied = self._occupied.values()
-        return {
-            **self.shares(),
-            **({"engine_occupancy": statistics.mean(occupied)} if occupied else {}),
-        }
+        return self.shares() | ({"engine_occupancy": statistics.mean(occupied)} if occupied else {})
 
     async def engine(self, name: str) -> None:
         """Report on an engine whenever it is there."""
@@ -78,13 +74,12 @@ class Watch:
             await asyncio.sleep(POLL_S)
 
     async def look(self) -> None:
-        """Report on everything that is there, once."""
+        """Report once on everything that is there."""
         await asyncio.gather(*map(self._look_at, self._actors.present("engine")))
         if self._api_plays:
             await self._look_at_api()
 
     async def _look_at(self, engine: str) -> None:
-        """Report an engine's queue and token rate; count its working time, and its restarts."""
         report: EngineReport | None = await self._calls.ask(engine, "report")
         if report is None:
             return
@@ -102,7 +97,6 @@ class Watch:
             self._occupied[engine] = mean + 0.3 * (in_use - mean)
 
     async def _look_at_api(self) -> None:
-        """Report what API players took, and say once that their budget is used."""
         players, figures, closed = await self._actors.pool.api_usage.remote()
         self._actors.tracker.log_api.remote(players, figures)
         if closed is not None and not self._api_closed:

@@ -9,7 +9,7 @@ import pytest
 
 from rlforge.errors import RunError
 from rlforge.run.actors.cluster import RunActors
-from rlforge.run.actors.colocation import CallActor, update_in_turn
+from rlforge.run.actors.colocation import update_in_turn
 from rlforge.samples import UpdateResult
 
 SPAN = (100.0, 130.0)
@@ -49,17 +49,17 @@ def make_actors(diary: list[str], error: Exception | None = None) -> RunActors:
     return RunActors({**actors, "learner": Actor("learner", diary, error)})
 
 
-def calling(actors: RunActors) -> CallActor:
+async def update_of(actors: RunActors) -> Any:
     async def call(name: str, method: str) -> None:
         await getattr(actors.named[name], method).remote()
 
-    return call
+    return await update_in_turn(actors, call, "batch")
 
 
 async def test_engines_sleep_from_before_the_update_until_after_it() -> None:
     diary: list[str] = []
     actors = make_actors(diary)
-    result, span = await update_in_turn(actors, calling(actors), "batch")
+    result, span = await update_of(actors)
     assert diary == [
         "collector-0 engines_sleep",
         "learner begin_turn",
@@ -80,7 +80,7 @@ async def test_engines_stay_asleep_after_an_update_that_failed() -> None:
     diary: list[str] = []
     actors = make_actors(diary, error=RuntimeError("out of memory"))
     with pytest.raises(RuntimeError, match="out of memory"):
-        await update_in_turn(actors, calling(actors), "batch")
+        await update_of(actors)
     assert not any("wake" in line for line in diary)
 
 
@@ -88,5 +88,5 @@ async def test_engines_wake_after_an_update_that_a_run_can_recover_from() -> Non
     diary: list[str] = []
     actors = make_actors(diary, error=RunError("the loss is not finite"))
     with pytest.raises(RunError, match="not finite"):
-        await update_in_turn(actors, calling(actors), "batch")
+        await update_of(actors)
     assert diary[-3:] == ["learner end_turn", "engine-0 wake", "engine-1 wake"]

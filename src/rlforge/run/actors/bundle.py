@@ -8,11 +8,7 @@ from typing import Any
 
 
 class Bundle:
-    """Arrives at an actor as its ``content``.
-
-    Ray's pickler calls a Python function for each object that it meets, the standard one does not:
-    games, requests and answers are hundreds of small objects, and take it a third of the time. What
-    goes to several actors is pickled once.
+    """Arrives at an actor as its ``content``; pickled once, whatever the number of actors.
 
     Example:
         >>> pickle.loads(pickle.dumps(Bundle([1, 2])))
@@ -20,11 +16,13 @@ class Bundle:
     """
 
     def __init__(self, content: object) -> None:
-        """content: of classes that can be imported, as ``pickle`` needs it."""
+        """Take objects of classes that can be imported, as ``pickle`` needs it."""
         self.content = content
         self._pickled: bytes | None = None
 
     def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+        # Ray's pickler calls a Python function for each object. Games, requests and answers are
+        # hundreds of small ones, which take the standard one a third of the time.
         if self._pickled is None:
             self._pickled = pickle.dumps(self.content, protocol=pickle.HIGHEST_PROTOCOL)
         return pickle.loads, (self._pickled,)

@@ -22,16 +22,17 @@ LATE_S = 5.0
 class ActorCalls:
     """Calls the actors of a run by name.
 
-    Ray restarts collectors and engines that die, as often as ``max_restarts`` says: a call raises
-    ActorUnavailableError while it does, and ActorDiedError when there are no more restarts. An
-    actor that does not answer is absent until ``back`` returns; in an elastic run that may be when
-    a node joins.
+    An actor that does not answer is absent until ``back`` returns; in an elastic run that may be
+    when a node joins.
     """
+
+    # Ray restarts actors that die, as often as ``max_restarts`` says: meanwhile their calls raise
+    # ActorUnavailableError, and once it has given them up, ActorDiedError.
 
     def __init__(self, actors: RunActors, note: Callable[[str], None], *, elastic: bool) -> None:
         self._actors, self._note, self._elastic = actors, note, elastic
         self._given_up: set[str] = set()
-        #: How many actors were restarted so far.
+        #: Number of restarts of actors so far.
         self.restarts = 0
 
     async def ask(self, name: str, method: str, *arguments: Any) -> Any:
@@ -52,9 +53,10 @@ class ActorCalls:
                 await self.back(name)
 
     def lost(self, name: str, error: Exception) -> None:
-        """An actor does not answer: it is absent until ``back`` returns."""
+        """Take an actor as absent until ``back`` returns."""
         log.warning("%s is absent: %s", name, error)
-        if self._elastic and name not in self._actors.absent:  # it may come back, or not
+        # Without ``elastic`` its restart is a line instead.
+        if self._elastic and name not in self._actors.absent:
             self._note(f"{name} does not answer")
         self._actors.absent.add(name)
 
@@ -68,12 +70,12 @@ class ActorCalls:
         self._actors.absent.discard(name)
 
     def count_restart(self, name: str) -> None:
-        """An actor answers in another process than before."""
+        """Note that an actor answers in another process than before."""
         self.restarts += 1
         self._note(f"{name} died and is restarted")
 
     async def unless_given_up(self, name: str, loop: Awaitable[None]) -> None:
-        """Await the loop of an actor; with ``elastic`` the run goes on while others are left."""
+        """Await the loop of an actor; with ``elastic`` others of its kind may outlive it."""
         try:
             await loop
         except ray.exceptions.RayActorError as error:
@@ -86,19 +88,16 @@ class ActorCalls:
             log.error("%s is given up: %s", name, error)
 
     async def use(self, policy: PolicyRef) -> None:
-        """Load a version in the engines, and let the collectors go on with it.
-
-        With ``elastic`` in the engines that answer: the others load it when they are asked.
-        """
-        await self._load(policy)
+        """Load a version in the engines, and let the collectors go on with it."""
+        if self._elastic:
+            await self._load_where_present(policy)
+        else:
+            names = self._actors.replicas("engine")
+            await asyncio.gather(*(self.call(name, "load", policy) for name in names))
         for collector in self._actors.collectors:
             collector.use_version.remote(policy)
 
-    async def _load(self, policy: PolicyRef) -> None:
-        if not self._elastic:
-            names = self._actors.replicas("engine")
-            await asyncio.gather(*(self.call(name, "load", policy) for name in names))
-            return
+    async def _load_where_present(self, policy: PolicyRef) -> None:
         loads = [
             asyncio.ensure_future(self.ask(name, "load", policy))
             for name in self._actors.present("engine")
@@ -106,7 +105,7 @@ class ActorCalls:
         if loads:
             await asyncio.wait(loads, return_when=asyncio.FIRST_COMPLETED)
             loaded, late = await asyncio.wait(loads, timeout=LATE_S)
-            for task in late:
+            for task in late:  # an engine loads it when a request asks for it
                 task.cancel()
             for task in loaded:
                 task.result()

@@ -44,7 +44,7 @@ SCALARS_PATIENCE_S = 2.0
 class RunActors:
     """The actors of a run, by name, and which of them are absent.
 
-    Absent are those that wait for room on a node, and those that died and are not back.
+    Absent are actors that wait for room on a node, and actors that died and are not back.
 
     Example:
         >>> actors = RunActors({"tracker": "t", "engine-0": "e0", "engine-1": "e1"}, {"engine-1"})
@@ -53,7 +53,7 @@ class RunActors:
     """
 
     def __init__(self, named: Mapping[str, Any], absent: Collection[str] = ()) -> None:
-        """named: handles of Ray actors, those of one kind in the order of their numbers."""
+        """Take handles of Ray actors by name, replicas in the order of their numbers."""
         self.named = dict(named)
         self.absent = set(absent)
 
@@ -93,12 +93,12 @@ class RunActors:
     async def custom_scalars(self) -> dict[str, float]:
         """Means of what users' code reported with ``log_scalar`` since the last call.
 
-        In this process and in all actors but the tracker, for which no loop waits. An actor that
-        does not answer within ``SCALARS_PATIENCE_S`` is left out.
+        An actor that does not answer within ``SCALARS_PATIENCE_S`` is left out.
         """
         calls = [
             asyncio.ensure_future(actor.__ray_call__.remote(_taken))
             for name, actor in self.named.items()
+            # No loop waits for the tracker.
             if name != "tracker" and name not in self.absent
         ]
         answered = set[asyncio.Future[Sums]]()
@@ -110,11 +110,11 @@ class RunActors:
         return means([taken(), *reports])
 
     def process_of(self, name: str) -> str:
-        """The process of an actor, which has its name unless it is shared."""
+        """Name of an actor's process: its own, unless it is shared."""
         return STATE if isinstance(self.named[name], Hosted) else name
 
     async def held(self, name: str) -> None:
-        """Return once an actor that is there does not answer for ``HELD_S``."""
+        """Wait until an actor that is there does not answer for ``HELD_S``."""
         while True:
             # One that died ends the run, or is waited for, where its other calls are.
             with contextlib.suppress(ray.exceptions.RayActorError):
@@ -128,7 +128,7 @@ class RunActors:
             await asyncio.sleep(min(5.0, HELD_S / 4))
 
     async def about_engines(self) -> tuple[str, ...]:
-        """Which engine ``engine=auto`` has taken, and why, a line for each answer."""
+        """Lines on which engine ``engine=auto`` has taken, and why."""
         about = await asyncio.gather(
             *(engine.about.remote() for engine in self.present("engine").values())
         )
@@ -140,18 +140,12 @@ class RunActors:
             await come_home(self.named["files"])
 
     def name_of(self, actor_id: str | None) -> str | None:
-        """The name of the actor with this id, which Ray's exceptions give; None if unknown."""
-        ids = {
-            actor.host._actor_id.hex(): STATE
-            for actor in self.named.values()
-            if isinstance(actor, Hosted)
-        }
-        ids |= {
-            actor._actor_id.hex(): name
-            for name, actor in self.named.items()
-            if not isinstance(actor, Hosted)
-        }
-        return ids.get(actor_id or "")
+        """Name of the process with the actor of this id, from one of Ray's exceptions."""
+        for name, actor in self.named.items():
+            handle = actor.host if isinstance(actor, Hosted) else actor
+            if handle._actor_id.hex() == actor_id:
+                return self.process_of(name)
+        return None
 
 
 def _taken(actor: object) -> Sums:
@@ -159,14 +153,13 @@ def _taken(actor: object) -> Sums:
 
 
 async def start_actors(plan: RunPlan[Any], run_dir: Path, part: int = 0) -> RunActors:
-    """Start every actor of ``plan`` and wait until those that it needs have loaded what they need.
+    """Start every actor of ``plan`` and wait until the run can begin with them.
 
-    A constructor gets those of the plan's ``config`` and ``hardware``, ``name``, ``rank`` (number
-    of the replica), ``folder``, ``run_dir`` and ``part`` that it has parameters for; ``run_dir`` is
-    for actors on the driver's node. part: how often the run was resumed, which keeps its game ids
-    apart. Actors load side by side, except those that share a card: an engine may measure its
-    memory as the fall of the card's free memory. Replicas beyond ``ActorSpec.least`` are absent
-    from what is returned: they come when a node has room.
+    A constructor gets what it has parameters for, of the plan's ``config`` and ``hardware``,
+    ``name``, ``rank`` (number of the replica), ``folder``, ``part``, and ``run_dir``, which is for
+    actors on the driver's node. Replicas beyond ``ActorSpec.least`` are absent at first: they come
+    when a node has room. ``part`` says how often the run was resumed, and keeps its game ids apart.
+
     Raises RunError when there is no room for all, or Ray does not start one; errors of constructors
     arrive wrapped by Ray (see ``reason``).
     """
@@ -186,6 +179,8 @@ async def start_actors(plan: RunPlan[Any], run_dir: Path, part: int = 0) -> RunA
     try:
         for spec in specs:
             for rank, name in enumerate(spec.actor_names):
+                # An engine may measure its memory as the fall of the card's free memory: actors
+                # that share a card do not load side by side.
                 if spec.loads_alone and alone is not None:
                     await alone
                 place = on_node(this_node()) if spec.on_driver_node else places.get(name)
@@ -219,7 +214,7 @@ async def start_actors(plan: RunPlan[Any], run_dir: Path, part: int = 0) -> RunA
 
 
 async def _ready(spec: ActorSpec, name: str, there: Awaitable[object]) -> None:
-    """Wait until an actor is there: for those without a core of their own not for ever."""
+    """Wait until an actor is there; RunError where it needs no core and is late."""
     try:
         async with asyncio.timeout(None if spec.num_cpus else START_PATIENCE_S):
             await there
@@ -231,7 +226,6 @@ async def _ready(spec: ActorSpec, name: str, there: Awaitable[object]) -> None:
 
 
 def _arguments(spec: ActorSpec, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of ``given`` that the constructor has parameters for."""
     parameters = inspect.signature(resolve_name(spec.actor or "")).parameters
     return {key: argument for key, argument in given.items() if key in parameters}
 
@@ -255,16 +249,16 @@ def _host(name: str, place: Any, run_dir: str) -> Any:
 
 
 async def _places(specs: Sequence[ActorSpec]) -> dict[str, PlacementGroupSchedulingStrategy]:
-    """Placement of each actor that has a placement group, by its name (see ``ActorSpec``).
+    """Placement of each actor that has a placement group (see ``ActorSpec``), by its name.
 
-    Raises RunError when what the run needs does not fit: Ray itself would wait for ever.
+    Raises RunError when what the run needs does not fit.
     """
     places = {}
     placed = [spec for spec in specs if spec.placement_group is not None]
     together = [spec for spec in placed if spec.least is None]
     for name in dict.fromkeys(spec.placement_group for spec in together):
         inside = [spec for spec in together if spec.placement_group == name]
-        group = _group([_bundle(spec) for spec in inside for _ in spec.actor_names])
+        group = _group(*(spec for spec in inside for _ in spec.actor_names))
         fewer = f"lower {' or '.join(spec.replicas_key for spec in inside)}"
         await _has_room([group], [(spec.replicas, spec) for spec in inside], fewer)
         names = [name for spec in inside for name in spec.actor_names]
@@ -272,21 +266,21 @@ async def _places(specs: Sequence[ActorSpec]) -> dict[str, PlacementGroupSchedul
             places[name] = PlacementGroupSchedulingStrategy(group, index)
     alone = [(spec, spec.least) for spec in placed if spec.least is not None]
     needed = {name: spec for spec, least in alone for name in spec.actor_names[:least]}
-    groups = {name: _group([_bundle(spec)]) for name, spec in needed.items()}
+    groups = {name: _group(spec) for name, spec in needed.items()}
     await _has_room(groups.values(), [(least, spec) for spec, least in alone], "start another node")
     # Only now the others: they do not take the room of those without which the run cannot start.
     others = {name: spec for spec, least in alone for name in spec.actor_names[least:]}
-    groups |= {name: _group([_bundle(spec)]) for name, spec in others.items()}
+    groups |= {name: _group(spec) for name, spec in others.items()}
     for name, group in groups.items():
         places[name] = PlacementGroupSchedulingStrategy(group, 0)
     return places
 
 
-def _bundle(spec: ActorSpec) -> dict[str, float]:
-    return {"CPU": spec.num_cpus, **({"GPU": spec.num_gpus} if spec.num_gpus else {})}
-
-
-def _group(bundles: list[dict[str, float]]) -> PlacementGroup:
+def _group(*specs: ActorSpec) -> PlacementGroup:
+    bundles = [
+        {"CPU": spec.num_cpus, **({"GPU": spec.num_gpus} if spec.num_gpus else {})}
+        for spec in specs
+    ]
     group: PlacementGroup = ray.util.placement_group(bundles, strategy="PACK")
     return group
 
@@ -295,6 +289,7 @@ async def _has_room(
     groups: Collection[PlacementGroup], wanted: Sequence[tuple[int, ActorSpec]], mend: str
 ) -> None:
     """Wait until all groups are placed; RunError if late, with what was ``wanted`` and ``mend``."""
+    # Ray itself would wait for ever.
     waits = (asyncio.to_thread(group.wait, PLACEMENT_PATIENCE_S) for group in groups)
     if not all(await asyncio.gather(*waits)):
         what = ", and ".join(
@@ -310,10 +305,14 @@ async def _has_room(
 def explained(
     error: BaseException, actors: RunActors | None, run_dir: Path, command: str
 ) -> BaseException:
-    """``error`` with the actor that died, its log in ``run_dir`` and how to resume.
+    """Error to raise in place of ``error``: with the actor that died, its log, and how to resume.
 
-    actors: None while they are starting. command: the ``rlforge`` command of the run. Of a group
-    the first error counts; errors that do not come from Ray stay as they are.
+    Of a group the first error counts; errors that do not come from Ray stay as they are.
+
+    Args:
+        actors: None while they are starting.
+        run_dir: Run directory, with the logs.
+        command: Command of ``rlforge`` that started the run.
     """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -344,8 +343,8 @@ def reason(error: BaseException) -> str:
 
 
 def _own_message(cause: BaseException) -> str | None:
-    """The message of an error of ours, which arrives as text where a constructor raised it."""
     if isinstance(cause, RlforgeError):
         return str(cause)
+    # The error of a constructor arrives as text.
     messages = re.findall(r"rlforge\.[\w.]*Error: (.+)", str(cause))
     return messages[-1] if messages else None

@@ -75,15 +75,13 @@ class CollectorActor:
         freeze_gc()
 
     def process(self) -> int:
-        """The id of this process, which another one has after a restart."""
+        """Id of this process, a new one after a restart."""
         return os.getpid()
 
     async def train(self) -> None:
-        """Play training games to the end of the run.
-
-        A caller that lost the connection, and not this process, calls again: the games that were
-        begun for the first call end without a result, and are played again.
-        """
+        """Play training games to the end of the run."""
+        # A caller that lost only the connection calls again: games of the first call end without a
+        # result, and are played again.
         if self._training is not None:
             self._training.cancel()
             await asyncio.wait([self._training])
@@ -95,20 +93,20 @@ class CollectorActor:
         self._answers.use_version(policy)
 
     async def engines_sleep(self) -> None:
-        """Stop the clock of requests and games."""
+        """Pause the time limits of requests and games."""
         self._clock.stop()
 
     async def engines_wake(self) -> None:
         self._clock.go_on()
 
     async def play(self, specs: Sequence[GameSpec]) -> list[list[GameRecord]]:
-        """Play training games that the caller hands out; it records what came of them."""
+        """Play training games that the caller hands out and records."""
         return await self._collector.play(specs)
 
     async def evaluate(self, specs: Sequence[GameSpec], whole: bool = False) -> list[GameRecord]:
-        """Play evaluation games, and save them; ``whole``: the caller saves them, with all texts.
+        """Play evaluation games, whose outcomes the caller records, and save them.
 
-        Their outcomes are for the caller to record.
+        ``whole``: the caller saves them, too, and gets all texts.
         """
         records = await self._collector.evaluate(specs)
         self._report_api_usage()
@@ -119,7 +117,7 @@ class CollectorActor:
         return [_outline(record) for record in records]
 
     async def _admit(self, spec: GameSpec) -> bool:
-        """API players ask the pool for each game: it knows what all collectors have spent."""
+        # The pool knows what API players have spent in the games of all collectors.
         if not api_players(spec):
             return True
         return bool(await self._pool.admit.remote(spec, self._answers.take_api_usage()))

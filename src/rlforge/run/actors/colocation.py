@@ -19,40 +19,39 @@ from rlforge.run.actors.cluster import RunActors
 from rlforge.samples import UpdateResult
 from rlforge.system.utilisation import Span
 
-CallActor = Callable[[str, str], Awaitable[Any]]
-"""Calls a method of an actor, both by name; again when its process died meanwhile."""
-
 
 async def update_in_turn(
-    actors: RunActors, call: CallActor, *update: Any
+    actors: RunActors, call: Callable[[str, str], Awaitable[Any]], *update: Any
 ) -> tuple[UpdateResult, Span]:
-    """The learner's update, with every engine asleep until it is over.
-
-    update: arguments of ``LearnerActor.update``.
+    """Let the learner make an update while every engine sleeps; as ``LearnerActor.update``.
 
     The metric ``seconds_switch`` is the time around it: engines drain and sleep, weights move,
-    engines wake. After a RlforgeError the engines wake, because a continuous run goes on from the
-    previous version; after any other error they stay asleep, and the run ends.
+    engines wake.
+
+    Args:
+        call: Calls a method of an actor, both by name; again when its process died meanwhile.
+        update: Arguments of ``LearnerActor.update``.
     """
+
+    async def all_engines(method: str) -> None:
+        await asyncio.gather(*(call(name, method) for name in actors.replicas("engine")))
+
     started = time.time()
     for collector in actors.collectors:
         collector.engines_sleep.remote()
     await actors.learner.begin_turn()
     try:
-        await _all_engines(actors, call, "sleep")
+        await all_engines("sleep")
         result, span = await actors.learner.update(*update)
     except RlforgeError:
+        # A continuous run goes on from the previous version; any other error ends the run.
         await actors.learner.end_turn()
-        await _all_engines(actors, call, "wake")
+        await all_engines("wake")
         raise
     await actors.learner.end_turn()
-    await _all_engines(actors, call, "wake")
+    await all_engines("wake")
     for collector in actors.collectors:
         collector.engines_wake.remote()
     switch = time.time() - started - (span[1] - span[0])
     metrics = {**result.metrics, "seconds_switch": switch}
     return dataclasses.replace(result, metrics=metrics), span
-
-
-async def _all_engines(actors: RunActors, call: CallActor, method: str) -> None:
-    await asyncio.gather(*(call(name, method) for name in actors.replicas("engine")))

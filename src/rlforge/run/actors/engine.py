@@ -31,9 +31,11 @@ log = logging.getLogger(__name__)
 
 @value
 class Request:
-    """One request to an engine actor; ``ticket`` is unique for its client.
+    """One request to an engine actor.
 
-    stream: send its tokens while they are drawn.
+    Attributes:
+        ticket: Number of the request, unique for its client.
+        stream: Send its tokens while they are drawn.
     """
 
     ticket: int
@@ -47,8 +49,10 @@ class Request:
 class EngineReport:
     """Counts of an engine actor so far.
 
-    process: a new identifier after each restart. stats: since the start of that process.
-    spans: when it computed since the last report, in seconds of the wall clock.
+    Attributes:
+        process: Identifier, a new one after each restart.
+        stats: Counts since the start of that process.
+        spans: When it computed since the last report, in seconds of the wall clock.
     """
 
     process: str
@@ -60,11 +64,10 @@ class EngineReport:
         return before is not None and before.process != self.process
 
     def throughput(self, before: EngineReport | None, seconds: float) -> dict[str, float]:
-        """The load, tokens generated so far, and tokens a second since ``before``.
+        """Load, tokens so far, and tokens a second in the ``seconds`` since ``before``.
 
-        seconds: since then. ``tok_s``: generated, ``read_tok_s``: prompt tokens computed,
-        ``cached_tok_s``: those whose keys and values were kept. ``sequences``: mean number that was
-        generated at the same time.
+        ``read_tok_s`` are prompt tokens that were computed, ``cached_tok_s`` prompt tokens whose
+        keys and values were kept, ``sequences`` the mean number generated at the same time.
         """
         names = ("generated_tokens", "read_tokens", "cached_tokens", "sequence_s")
         counted = dict.fromkeys(names, 0.0)
@@ -90,11 +93,7 @@ Answered = tuple[int, Completion | EngineError | tuple[int, ...]]
 
 
 class EngineActor:
-    """An engine whose clients send requests and collect answers in bundles.
-
-    When it is restarted in the learner's turn (``hardware.alternate``), it loads its model at
-    ``wake``.
-    """
+    """An engine whose clients send requests and collect answers in bundles."""
 
     _engine: LocalEngine
 
@@ -106,6 +105,7 @@ class EngineActor:
         self._config, self._hardware = config, hardware
         self._process = uuid4().hex
         self._loaded = asyncio.Event()
+        # Where it is restarted in the learner's turn it loads at ``wake``.
         if not turn_file(folder.path).exists():
             self._load_model()
         self._outbox: dict[str, list[Answered]] = {}
@@ -154,7 +154,7 @@ class EngineActor:
     async def _fetched(
         self, client: str, policy: PolicyRef, requests: Sequence[Request]
     ) -> PolicyRef | None:
-        """``policy`` with its files on this node; where there are none, None: its requests fail."""
+        """``policy`` with its files on this node; without any, its requests fail and it is None."""
         try:
             found = self._here[policy] = await self._folder.policy(policy)
             return found
@@ -199,10 +199,8 @@ class EngineActor:
         return Bundle(self._outbox.pop(client, []))
 
     async def in_hand(self, client: str) -> list[int]:
-        """Tickets of ``client`` that this process works on or has answers to.
-
-        For a client that lost its connection: its earlier calls of ``collect`` return nothing.
-        """
+        """Tickets of ``client`` that this process works on or has answers to."""
+        # The client has lost its connection: its earlier calls of ``collect`` return nothing.
         self._event(client).set()
         event = self._filled[client] = asyncio.Event()
         answered = [ticket for ticket, _ in self._outbox.get(client, [])]
@@ -228,7 +226,6 @@ class EngineActor:
             self._load_model()
 
     async def report(self) -> EngineReport:
-        """Counters since the start, and the spans of work since the last call."""
         await self._loaded.wait()
         spans = tuple(self._engine.take_busy_spans())
         return EngineReport(process=self._process, stats=self._engine.stats(), spans=spans)

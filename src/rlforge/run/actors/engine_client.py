@@ -1,9 +1,8 @@
 """A client that uses several engine actors as one engine, for collectors, services and trainers.
 
-Requests and answers travel in bundles: one remote call for all requests of one iteration of the
-event loop. An engine is ``here``, ``away`` (it died and Ray restarts it) or ``gone`` (Ray gave it
-up). Each engine has a pump, a task that keeps one call of ``collect`` pending; when the process
-dies, this call fails, and so the client notices.
+An engine is ``here``, ``away`` (it died and Ray restarts it) or ``gone`` (Ray gave it up). Requests
+and answers travel in bundles. Each engine has a pump, a task that keeps one call of ``collect``
+pending; when the process dies, this call fails, and so the client notices.
 """
 
 from __future__ import annotations
@@ -31,9 +30,10 @@ EngineState = Literal["here", "away", "gone"]
 
 LEAST_ANSWERS = 32
 """Answers passed on in an iteration of the event loop, or half of the requests under way where
-these are more: their games send new requests before the others go on, so that an engine that
-answered all at once is not left idle. Two halves are enough for that, and each bundle has a cost
-of its own: 192 games of the tiny model on two cores take 16 % less time by halves than by 32."""
+these are more."""
+# Their games send new requests before the others go on: an engine that answered all at once is not
+# left idle. Each bundle costs time: 192 games of the tiny model on two cores take 16 % less by
+# halves than by 32.
 
 REPORT_POLL_S = 1.0
 """Seconds between reports of the engines of a service or of continuous training."""
@@ -41,33 +41,22 @@ REPORT_POLL_S = 1.0
 SPANS_KEPT = 1000
 """Newest busy spans that are kept where no caller takes them."""
 
-_NO_WORK = EngineStats(
-    queued=0,
-    running=0,
-    requests=0,
-    prompt_tokens=0,
-    cached_tokens=0,
-    generated_tokens=0,
-    busy_s=0.0,
-    sequence_s=0.0,
-    resident=(),
-)
-
 
 class RemoteEngine:
     """The engine protocol over engine actors: routing by load or conversation, bundles and retries.
 
-    A request whose engine died is repeated, ``retries`` times at most: by another engine that is
-    here, else by the first that Ray brings back. client: a unique name, also after a restart of the
-    client. time_limit: enforces ``timeout_s``; that of a ``Clock`` can be paused.
-    poll_s: seconds between reports of the engines, for ``stats`` and ``take_busy_spans``; an engine
-    reports each span once, so that only one client may poll. None: no reports. With ``poll_s`` the
-    constructor must run inside the event loop.
-    elastic: engines may be absent at first, and for as long as there is no node for them: they are
-    waited for without limit, and ``load`` leaves them out, since an engine loads the policy of a
-    request that it does not have.
-    on_change: called with the name of an engine, as ``engine-1``, that is ``here``, ``away`` or
-    ``gone`` from now on.
+    A request whose engine died is repeated, by another engine that is here, else by the first that
+    Ray brings back.
+
+    Args:
+        client: Unique name, also after a restart of the client.
+        retries: Most repetitions of a request.
+        time_limit: Enforces ``timeout_s``; that of a ``Clock`` can be paused.
+        poll_s: Seconds between reports of the engines, for ``stats`` and ``take_busy_spans``; None:
+            no reports. With it the constructor must run inside the event loop.
+        elastic: Engines may be absent for as long as there is no node for them: they are waited for
+            without limit, and ``load`` leaves them out.
+        on_change: Called with the name of an engine, as ``engine-1``, and its new state.
     """
 
     def __init__(
@@ -100,8 +89,9 @@ class RemoteEngine:
         self._states = [at_first for _ in engines]
         self._changed = asyncio.Event()
         self._given_up = asyncio.Event()
-        self._stats = [_NO_WORK for _ in engines]
+        self._stats = [EngineStats.total(()) for _ in engines]
         self._spans: list[Span] = []
+        # An engine reports each span once: only one client may poll.
         if poll_s is not None:
             self._begin()
 
@@ -117,9 +107,10 @@ class RemoteEngine:
     async def load(self, policy: PolicyRef) -> None:
         """Make ``policy`` resident in every engine; in one that died, once it is back.
 
-        With ``elastic`` in those that are here, once there is one.
+        With ``elastic`` in the engines that are here, once there is one.
         """
         self._begin()
+        # The others load it when a request asks for it.
         if self._elastic:
             await self._choose(None)
         await asyncio.gather(
@@ -151,7 +142,7 @@ class RemoteEngine:
         raise EngineDeadError(f"the engine died while loading {policy.uid}: {death}")
 
     def stats(self) -> EngineStats:
-        """The sum over the engines, from their last reports."""
+        """Sum over the engines, from their last reports."""
         return EngineStats.total(self._stats)
 
     def take_busy_spans(self) -> list[Span]:
@@ -193,12 +184,10 @@ class RemoteEngine:
         raise EngineError(f"every engine died, and none is back: {death}")
 
     async def _choose(self, conversation: int | None) -> int | None:
-        """The index of an engine that is here, if need be after a wait; None once all are gone.
-
-        Of those here the one that has the turns of ``conversation`` so far, or the least loaded.
-        """
+        """The index of an engine that is here, if need be after a wait; None once all are gone."""
         while True:
             here = [index for index, state in enumerate(self._states) if state == "here"]
+            # The engine that has the turns of the conversation so far, or the least loaded.
             if here and conversation is not None:
                 return here[conversation % len(here)]
             if here:
@@ -231,7 +220,7 @@ class RemoteEngine:
             await asyncio.sleep(every_s)
 
     def _lost(self, index: int, error: Exception) -> None:
-        """An engine died: it gets no requests until it is back."""
+        """Send an engine that died no requests until it is back."""
         if self._states[index] == "here":
             log.warning("engine-%d died: %s", index, error)
             self._set_state(index, "away")
@@ -244,7 +233,8 @@ class RemoteEngine:
             log.error("engine-%d is gone for good: %s", index, error)
             self._set_state(index, "gone")
             left = self._elastic and set(self._states) != {"gone"}
-            if not isinstance(error, RunError) and not left:  # a RunError: it only takes too long
+            # With a RunError it only takes too long.
+            if not isinstance(error, RunError) and not left:
                 self._given_up.set()
         else:
             self._set_state(index, "here")
@@ -256,7 +246,7 @@ class RemoteEngine:
         self._changed = asyncio.Event()
 
     async def _is_back(self, index: int) -> bool:
-        """Whether an engine is here, or else comes back."""
+        """Whether an engine is here, if need be after a wait."""
         while self._states[index] == "away":
             await self._changed.wait()
         return self._states[index] == "here"
@@ -366,10 +356,8 @@ class RemoteEngine:
             waiting.set_result(answer)
 
     async def _fail_lost(self, index: int, error: Exception) -> None:
-        """Fail the requests that were lost with a dead process, not those that its successor got.
-
-        At once where another engine is here to repeat them, else when this one is back or gone.
-        """
+        """Fail the requests that were lost with a dead process, and none that its successor got."""
+        # At once where another engine is here to repeat them.
         if "here" in self._states:
             self._fail(index, list(self._received[index]), error)
         if not await self._is_back(index):
@@ -385,14 +373,14 @@ class RemoteEngine:
 
 
 class _TokenStreamDeduper:
-    """Passes each token of a request on once, though a repeated request draws all of them again."""
+    """Passes each token on once, though a repeated request draws all of them again."""
 
     def __init__(self, on_tokens: OnTokens) -> None:
         self._on_tokens = on_tokens
         self._passed_on = self._seen = 0
 
     def begin(self) -> None:
-        """A try begins, from the first token."""
+        """Begin a try, which draws from the first token."""
         self._seen = 0
 
     def __call__(self, tokens: Sequence[int]) -> None:

@@ -8,9 +8,9 @@ folder of its own in place of it, which ends with the run:
                      FileServer ◀─ logs ────────── NodeAgent ◀─ folder ◀─ all processes
                      FileServer ◀─ checkpoints ─── the learner
 
-Policies travel through Ray's object store: one copy per node, whatever the number of its engines.
-A node keeps a policy under the digest of its content, and only while the run directory has it.
-Games and metrics are not files on their way: they go to the tracker, which is on the driver's node.
+Policies travel through Ray's object store, once to each node, which keeps a policy under the digest
+of its content while the run directory has it. Games and metrics go to the tracker, on the driver's
+node.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Files = dict[str, "np.ndarray[Any, Any]"]
 
 @value
 class Packed:
-    """A folder in Ray's object store. digest: SHA-256 of names and contents; files: the object."""
+    """A folder in Ray's object store, with the SHA-256 of its names and contents."""
 
     digest: str
     files: ray.ObjectRef[Files]
@@ -71,8 +71,10 @@ class Packed:
 class RunFolder:
     """The run directory, as a process on any node sees it.
 
-    run_dir: on the driver's node. node: the id of that node; None: there is no other. start: names
-    this start of the run, which may be resumed on the same nodes.
+    Attributes:
+        run_dir: Path on the driver's node.
+        node: Id of that node; None: there is no other.
+        start: Name of this start of the run, which may be resumed on the same nodes.
     """
 
     run_dir: str
@@ -86,56 +88,52 @@ class RunFolder:
 
     @property
     def path(self) -> Path:
-        """The run directory itself, or the folder that this node has in place of it."""
+        """The run directory, or the folder that this node has in place of it."""
         if self.here:
             return Path(self.run_dir)
         # The home of a user may be shared after all: each node has a name of its own.
         return cache_dir() / "nodes" / self.start / this_node()[:12]
 
     def open(self) -> Path:
-        """``path``; on another node, with an agent that sends its logs."""
+        """Return ``path``; on another node with an agent that sends its logs."""
         if not self.here:
             (self.path / "logs").mkdir(parents=True, exist_ok=True)
             _agent(self)
         return self.path
 
     def fetched(self, path: str) -> ray.ObjectRef[str] | None:
-        """The place, on this node, of a policy at ``path`` of the driver's node.
+        """Place on this node of the policy at ``path`` of the driver's node; None: ``path`` itself.
 
-        None on the driver's node: the place is ``path``. Awaiting it, or ``ray.get``, raises
-        CheckpointError where the driver's node has no such folder.
+        Awaiting it raises CheckpointError where the driver's node has no such folder.
         """
         return None if self.here else _agent(self).fetch.remote(path)
 
     async def policy(self, policy: PolicyRef) -> PolicyRef:
-        """``policy`` with the place of its files on this node."""
+        """Policy with the place of its files on this node."""
         path = policy.path_or_name if policy.kind == "checkpoint" else None
         found = self.fetched(path) if path is not None else None
         return policy if found is None else dataclasses.replace(policy, path_or_name=await found)
 
     @property
     def checkpoints(self) -> Path:
-        """Where a learner on this node writes its checkpoints."""
+        """Folder in which a learner on this node writes its checkpoints."""
         return self.path / "checkpoints"
 
     def hand_in(self, name: str) -> str:
-        """Bring a checkpoint of this node, or what it got since, to the run directory.
-
-        Returns its place on the driver's node.
-        """
+        """Bring a checkpoint, or what it got since, home; returns its place there."""
         place = Path(self.run_dir) / "checkpoints" / name
         if not self.here:
             files = _read(self.checkpoints / name, state=True)
-            _got(_server().receive.remote(str(place), files))
+            ray.get(_server().receive.remote(str(place), files))
             prune(self.checkpoints, _KEPT_BY_LEARNER)
         return str(place)
 
     def checkpoint(self, name: str) -> Path | None:
-        """A checkpoint of the run on this node, with its state; None where the run has none."""
+        """Path on this node of a checkpoint with its state; None where the run has none."""
         path = self.checkpoints / name
         if not self.here and not path.exists():
             place = Path(self.run_dir) / "checkpoints" / name
-            files: Files | None = _got(_server().checkpoint.remote(str(place)))
+            files: Files | None = ray.get(_server().checkpoint.remote(str(place)))
             if files is not None:
                 receive_checkpoint(path, {each: data.tobytes() for each, data in files.items()})
         return path if path.exists() else None
@@ -143,19 +141,19 @@ class RunFolder:
 
 @functools.cache
 def _agent(folder: RunFolder) -> Any:
-    """The agent of this node; the handle stays valid where Ray restarts it."""
-    return _got(_server().agent.remote(this_node(), folder))
+    # The handle stays valid where Ray restarts the agent.
+    return ray.get(_server().agent.remote(this_node(), folder))
 
 
 def on_node(node: str) -> NodeAffinitySchedulingStrategy:
-    """For an actor that is started on this node, and on no other."""
+    """Placement of an actor on this node, and on no other."""
     return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
 def start_server(run_dir: Path) -> tuple[Any, RunFolder]:
-    """Start the file server on this node, the driver's; the second is what its clients need.
+    """Start the file server on this node, the driver's; returns its handle, and what clients need.
 
-    The server and its agents live as long as the first, the handle, is kept.
+    Server and agents live as long as the handle is kept.
     """
     folder = RunFolder(run_dir=str(run_dir), node=this_node(), start=os.urandom(6).hex())
     made: Any = ray.remote(FileServer)
@@ -168,34 +166,27 @@ def start_server(run_dir: Path) -> tuple[Any, RunFolder]:
 async def come_home(server: Any) -> None:
     """Bring the rest of all logs, and delete the folders that nodes have for this start.
 
-    Of nodes that cannot be reached within ``END_S`` the rest stays there; without the server, of
-    all. Neither is raised: why a run ended counts more.
+    The rest of nodes that cannot be reached within ``END_S`` stays there.
     """
-    try:
-        agents = await asyncio.wait_for(server.agents.remote(), END_S)
-    except (ray.exceptions.RayError, TimeoutError) as error:
-        log.warning("the last lines of logs of other nodes are not here: %s", error)
-        return
-    await asyncio.gather(*(_end(node, agent) for node, agent in agents.items()))
 
+    async def answered(call: Any, nodes: str) -> Any:
+        try:
+            return await asyncio.wait_for(call, END_S)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            # Not raised: why a run ended counts more.
+            log.warning("the last lines of logs of %s are not here: %s", nodes, error)
 
-async def _end(node: str, agent: Any) -> None:
-    try:
-        await asyncio.wait_for(agent.end.remote(), END_S)
-    except (ray.exceptions.RayError, TimeoutError) as error:
-        log.warning("the last lines of logs of node %s are not here: %s", node, error)
+    agents = await answered(server.agents.remote(), "other nodes") or {}
+    ends = (answered(agent.end.remote(), f"node {node}") for node, agent in agents.items())
+    await asyncio.gather(*ends)
 
 
 def _server() -> Any:
     return ray.get_actor(_SERVER)
 
 
-def _got(answer: Any) -> Any:
-    return ray.get(answer)
-
-
 def this_node() -> str:
-    """The id of the node that this process is on."""
+    """Id of the node that this process is on."""
     node: str = ray.get_runtime_context().get_node_id()
     return node
 
@@ -210,7 +201,7 @@ class FileServer:
         self._received: dict[tuple[str, str], int] = {}
 
     def agent(self, node: str, folder: RunFolder) -> Any:
-        """The agent of a node, which is started at the first call."""
+        """Agent of a node, which is started at the first call."""
         if node not in self._agents:
             made: Any = ray.remote(NodeAgent)
             self._agents[node] = made.options(
@@ -223,7 +214,7 @@ class FileServer:
         return self._agents
 
     def pack(self, path: str) -> Packed:
-        """The files of a policy, without the state of a learner; CheckpointError without folder."""
+        """Files of a policy, without a learner's state; CheckpointError without a folder."""
         folder = Path(path)
         if not folder.is_dir():
             raise CheckpointError(f"{path}: no such folder on the driver's node")
@@ -248,7 +239,8 @@ class FileServer:
         receive_checkpoint(Path(path), {name: data.tobytes() for name, data in files.items()})
 
     def append(self, node: str, name: str, begin: int, data: bytes) -> None:
-        """Add to a log what a node's log has from the byte ``begin`` on; what is there is kept."""
+        """Add to a log what a node's log has from the byte ``begin`` on."""
+        # An agent that was restarted sends again what is here.
         known = self._received.get((node, name), 0)
         with (self._logs / name).open("ab") as file:
             file.write(data[max(0, known - begin) :])
@@ -260,10 +252,7 @@ class FileServer:
 
 
 class NodeAgent:
-    """Keeps a node's folder: brings policies there, and the logs of its processes home.
-
-    Ray restarts it where it dies, so it outlives every process whose log it sends.
-    """
+    """Keeps a node's folder: brings policies there, and the logs of its processes home."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._server = _server()
@@ -273,12 +262,13 @@ class NodeAgent:
         self._fetcher = ThreadPoolExecutor(max_workers=1)
         self._under_way: dict[str, Future[str]] = {}
         self._asking, self._sending = threading.Lock(), threading.Lock()
-        self._sent: dict[str, int] = _got(self._server.received.remote(self._node))
+        self._sent: dict[str, int] = ray.get(self._server.received.remote(self._node))
         self._ends = threading.Event()
         threading.Thread(target=self._send_on, daemon=True).start()
 
     def fetch(self, path: str) -> str:
-        """See ``RunFolder.fetched``; engines that ask at once share one answer."""
+        """See ``RunFolder.fetched``."""
+        # Engines that ask at once share one answer.
         with self._asking:
             fetches = self._under_way.items()
             self._under_way = {asked: each for asked, each in fetches if not each.done()}
@@ -288,14 +278,14 @@ class NodeAgent:
         return fetch.result()
 
     def _fetch(self, path: str) -> str:
-        packed: Packed = _got(self._server.pack.remote(path))
+        packed: Packed = ray.get(self._server.pack.remote(path))
         place = self._policies / packed.digest
         if not place.exists():
-            kept = _got(self._server.digests.remote())
+            kept = ray.get(self._server.digests.remote())
             for policy in self._policies.iterdir():
                 if policy.name not in kept and not policy.name.startswith("."):
                     shutil.rmtree(policy)
-            files: Files = _got(packed.files)
+            files: Files = ray.get(packed.files)
             if _digest(files) != packed.digest:
                 raise RunError(f"{path} arrived damaged at {platform.node()}")
             try:
@@ -311,18 +301,17 @@ class NodeAgent:
         return str(place)
 
     def send_logs(self) -> None:
-        """Send what was added to the logs since the last call."""
         with self._sending:
             for file in sorted((self._folder / "logs").glob("*.log")):
                 with file.open("rb") as stream:
                     begin = stream.seek(self._sent.get(file.name, 0))
                     while data := stream.read(_MOST_LOG_BYTES):
-                        _got(self._server.append.remote(self._node, file.name, begin, data))
+                        ray.get(self._server.append.remote(self._node, file.name, begin, data))
                         begin = self._sent[file.name] = begin + len(data)
 
     def _send_on(self) -> None:
         while not self._ends.wait(LOGS_EVERY_S):
-            # Such as a full disk on the driver's node: what was not sent is sent again.
+            # As where the disk of the driver's node is full: what was not sent is sent again.
             with contextlib.suppress(OSError, ray.exceptions.RayError):
                 self.send_logs()
 
@@ -336,7 +325,7 @@ class NodeAgent:
 
 
 def _read(folder: Path, *, state: bool) -> Files:
-    """state: also what only a learner that resumes reads."""
+    """Files of a folder; with ``state`` also what only a learner that resumes reads."""
     paths = [file for file in sorted(folder.rglob("*")) if file.is_file()]
     files = {file.relative_to(folder).as_posix(): file for file in paths}
     return {

@@ -1,8 +1,7 @@
 """Several actors in one process, where cores are few: each process costs seconds of start.
 
-A ``Host`` is the Ray actor of the process, ``Hosted`` the handle of an object in it. The handle is
-used as that of a Ray actor. Calls of one caller begin in their order; those of a class without
-coroutines follow each other in a thread of its own, as in an actor of its own.
+A ``Host`` is the Ray actor of the process; ``Hosted`` is the handle of an object in it, and is used
+as that of a Ray actor. Calls of one caller begin in their order.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ import ray
 
 from rlforge.config.names import described
 from rlforge.errors import RunError
-from rlforge.run.actors.process import begin, hosting
+from rlforge.run.actors.process import begin
 
 STATE = "state"
-"""The process of the actors that hold the state of a run and compute little."""
+"""Process of the actors that hold the state of a run and compute little."""
 
 
 class Host:
@@ -36,8 +35,8 @@ class Host:
     async def make(self, name: str, path: str, given: Mapping[str, Any]) -> None:
         """Make the actor ``name`` of the class at ``path``; its constructor gets ``given``."""
         cls = resolve_name(path)
-        with hosting():
-            self._made[name] = cls(**given)
+        self._made[name] = cls(**given)
+        # Calls of a class without coroutines follow each other in a thread, as in an actor.
         if not any(inspect.iscoroutinefunction(method) for _, method in inspect.getmembers(cls)):
             self._threads[name] = ThreadPoolExecutor(1, thread_name_prefix=name)
 
@@ -78,11 +77,9 @@ class Method:
         self._host, self._name, self._method, self._options = host, name, method, options
 
     def options(self, **options: Any) -> Method:
-        """The method with options of Ray."""
         return Method(self._host, self._name, self._method, options)
 
     def remote(self, *arguments: Any, **named: Any) -> Any:
-        """A reference to what is returned."""
         call = self._host.call.options(**self._options) if self._options else self._host.call
         return call.remote(self._name, self._method, *arguments, **named)
 

@@ -31,10 +31,7 @@ DEATH_REPORTED_S = 5.0
 
 
 class LearnerActor:
-    """One rank of the learner; rank 0 writes the checkpoints.
-
-    With ``hardware.alternate`` it leaves the card to the engines except during an update.
-    """
+    """One rank of the learner; rank 0 writes the checkpoints."""
 
     _learners: Learners
 
@@ -53,7 +50,7 @@ class LearnerActor:
         self._kept: dict[str, Any] = {}
 
     def host(self) -> tuple[str, int]:
-        """Open the store through which the ranks connect; returns its address and port."""
+        """Open the store through which the ranks connect; returns address and port."""
         from rlforge.learner.ranks import meeting_point
 
         # Our own Ray has only this machine: no other machine may reach the ranks.
@@ -64,7 +61,7 @@ class LearnerActor:
         return address, self._meeting_point.port
 
     def start(self, meeting: tuple[str, int] | None) -> None:
-        """Connect to the other ranks, if there are any, and load the model."""
+        """Connect to other ranks at ``meeting``, and load the model."""
         with statistics_hidden():
             from rlforge.learner import make_learners
             from rlforge.learner.ranks import ConnectedRanks, Ranks, join, stay_local
@@ -84,16 +81,15 @@ class LearnerActor:
             self._learners.rest(offload=self._hardware.offload_learner)
 
     def _here(self, folder: str) -> str:
-        """The place on this node of a folder of the run."""
         found = self._folder.fetched(folder)
         return folder if found is None else ray.get(found)
 
     def begin_turn(self) -> None:
-        """The card is the learner's until ``end_turn``: engines that start see ``turn_file``."""
+        """Keep the card until ``end_turn``: engines that start see ``turn_file``."""
         turn_file(self._folder.path).touch()
 
     def end_turn(self) -> None:
-        """The card is the engines' again."""
+        """Give the card back to the engines."""
         turn_file(self._folder.path).unlink(missing_ok=True)
 
     def update(
@@ -101,8 +97,8 @@ class LearnerActor:
     ) -> tuple[UpdateResult, Span]:
         """Learn from ``batch``; also returns start and end, in seconds of the wall clock.
 
-        name, number: of the policy, one of several, and of the update, which counts those of all;
-        left out: of a single policy the next one.
+        ``name`` is that of the policy, one of several. ``number`` counts the updates of all of
+        them; None: the next one.
         """
         with self._awake():
             started = time.time()
@@ -115,13 +111,14 @@ class LearnerActor:
 
     @property
     def _noted(self) -> bool:
-        """Whether weights have digests: adapters do; to read whole models would take seconds."""
+        """Whether updates have digests of the weights."""
+        # To read whole models would take seconds.
         whole = self._config.learner.train == "full" and not self._config.strict
         return not (whole or self._config.learner.shard_weights)
 
     @contextlib.contextmanager
     def _awake(self) -> Iterator[None]:
-        """The learner has its device; with ``hardware.alternate`` it leaves it afterwards."""
+        """Have the device in the block; with ``hardware.alternate`` the engines have it after."""
         if not self._hardware.alternate:
             yield
             return
@@ -132,13 +129,13 @@ class LearnerActor:
             self._learners.rest(offload=self._hardware.offload_learner)
 
     def measure(self, batch: TrainBatch) -> dict[str, float]:
-        """How likely the policy is to give the answers in ``batch``."""
+        """Likelihood of the answers in ``batch``."""
         return self._learners.turn().measure(batch.samples)
 
     def apply(self, function: Callable[..., Any], name: str, *arguments: Any) -> Any:
-        """``function(learner, rank, kept, *arguments)``; name: the policy that the learner holds.
+        """Call ``function(learner, rank, kept, *arguments)`` with the learner of a policy.
 
-        kept: a mapping that the calls of this actor share.
+        ``kept`` is a mapping that the calls of this actor share.
         """
         with self._awake():
             return function(self._learners.turn(name), self._rank, self._kept, *arguments)
@@ -152,17 +149,15 @@ class LearnerActor:
         self._learners.turn(name).refresh_reference()
 
     def go_back(self, version: int, name: str = "") -> None:
-        """Train a policy on from its saved version; updates are counted on.
-
-        A version 0 that was not saved is the model without an adapter.
-        """
+        """Train a policy on from its saved version; updates are counted on."""
+        # A version 0 that was not saved is the model without an adapter.
         folder = self._folder.checkpoint(step_name(version, name))
         self._learners.turn(name).go_back(folder, version)
 
     def begin_anew(self, name: str, number: int, like: str | None) -> dict[str, str]:
-        """Give one of several policies the weights of its start, or those of the policy ``like``.
+        """Give one of several policies the weights of its start, or of the policy ``like``.
 
-        That counts as the update ``number`` of the run. Returns the digests of what it has then.
+        That counts as the update ``number`` of the run. Returns digests of the new state.
         """
         learner = self._learners.turn(name)
         learner.begin_anew(number, None if like is None else self._learners.other(like))
@@ -178,10 +173,13 @@ class LearnerActor:
     ) -> Checkpoint | None:
         """Write a policy's weights as version ``version``, all at once or not at all.
 
-        meta: further facts for the manifest, JSON-ready. state: JSON values of other parts of the
-        run; with them (even if empty) the learner's own state is part of the checkpoint, so that a
-        run can resume from it. Ranks above 0 return None. Raises CheckpointError when the version
-        exists or the disk is full.
+        Ranks above 0 return None. Raises CheckpointError when the version exists or the disk is
+        full.
+
+        Args:
+            meta: Further facts for the manifest, JSON-ready.
+            state: JSON values of other parts of the run; with them (even if empty) the checkpoint
+                has the learner's own state, too, and a run can resume from it.
         """
         if self._rank:
             self._learners.turn(name).save(None)
@@ -204,10 +202,7 @@ class LearnerActor:
         return Checkpoint(uid=uid, version=version, path=path, parent_uid=parent_uid, name=name)
 
     def save_state(self, uid: str, others: Mapping[str, Any]) -> None:
-        """Add what a resumed run needs, of all policies, to the checkpoint ``uid``.
-
-        others: JSON values of other parts of the run.
-        """
+        """Add the state of all policies and JSON values of ``others`` to the checkpoint ``uid``."""
         if self._rank:
             self._save_states_elsewhere()
             return
@@ -220,15 +215,15 @@ class LearnerActor:
         self._folder.hand_in(uid)
 
     def _save_states_elsewhere(self) -> None:
-        """Take part while rank 0 writes the states."""
+        """Gather spread states, which rank 0 writes."""
         for learner in self._learners.each():
             learner.save_state(None)
 
     def load_state(self, uid: str, version: int | None = None) -> dict[str, Any]:
         """Continue from checkpoint ``uid`` (``step-3``); returns what other parts saved in it.
 
-        version: the learner counts its updates from here instead, where versions after ``uid``
-        exist and must keep their numbers. Raises CheckpointError when it is missing or damaged.
+        ``version`` is where updates are counted from instead, so that versions after ``uid`` keep
+        their numbers. Raises CheckpointError when the checkpoint is missing or damaged.
         """
         from rlforge.learner import read_state
 
@@ -246,16 +241,13 @@ class LearnerActor:
 class LearnerGroup:
     """All ranks as one learner, which has the methods of ``LearnerActor`` as coroutines.
 
-    Every call goes to all ranks and returns the answer of rank 0. A batch is Ray's reference to it:
-    it goes straight from the buffer to the ranks.
-
-    The ranks wait for each other in every call, so a rank that fails fails the call. RlforgeErrors
-    are raised as they are, other errors as Ray's. Where a rank still waits for the one that failed,
-    no further call would return: then any error is raised as Ray's, which ends the run.
+    Every call goes to all ranks and returns the answer of rank 0; a rank that fails fails it.
+    RlforgeErrors are raised as they are, other errors as Ray's, which end the run. A batch is Ray's
+    reference to it: it goes straight from the buffer to the ranks.
     """
 
     def __init__(self, actors: Sequence[Any]) -> None:
-        """actors: by rank."""
+        """Take the actors by rank."""
         self._actors = tuple(actors)
 
     async def start(self) -> None:
@@ -284,4 +276,5 @@ class LearnerGroup:
             own = getattr(cause, "cause", None)  # of RayTaskError
             if isinstance(own, ConfigError):  # it would mean that nothing was started
                 own = RunError(str(own))
+            # Where a rank still waits for the one that failed no further call would return.
             raise (own if isinstance(own, RlforgeError) and not waiting else cause) from None

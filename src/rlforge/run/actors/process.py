@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import contextvars
 import faulthandler
 import logging
 import os
@@ -12,7 +10,7 @@ import re
 import sysconfig
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -37,39 +35,23 @@ def end(cause: Exception) -> NoReturn:
     os._exit(1)
 
 
-_hosting = contextvars.ContextVar("hosting", default=False)
-
-
-@contextlib.contextmanager
-def hosting() -> Iterator[None]:
-    """In the block actors are made for a process that is set up already."""
-    token = _hosting.set(True)
-    try:
-        yield
-    finally:
-        _hosting.reset(token)
-
-
 def begin(name: str, run_dir: str | Path) -> None:
     """Set this process up as that of the actor ``name``: its log file, its end with Ray's node."""
     global _crashes
-    if not _hosting.get():
-        open_log(name, run_dir)
+    if _crashes is not None:  # the host of several actors has done it
+        return
+    open_log(name, run_dir)
+    if ray.is_initialized():  # else the actor is used as an object of this process
+        _crashes = (Path(run_dir) / "logs" / f"{name}.crash.log").open("a", encoding="utf-8")
         end_with_node()
-        if ray.is_initialized():  # else the actor is used as an object of this process
-            _crashes = (Path(run_dir) / "logs" / f"{name}.crash.log").open("a", encoding="utf-8")
 
 
 def end_with_node() -> None:
-    """End this process of an actor once Ray's process of its node has ended.
-
-    Ray itself looks at it by the clock of the machine: where that was set back, actors of a node
-    that was killed would stay until it is as late again.
-    """
-    if not ray.is_initialized():  # the actor is used as an object of this process
-        return
+    """End this process of an actor once Ray's process of its node has ended."""
     node = os.getppid()
 
+    # Ray itself looks at it by the clock of the machine: where that was set back, actors of a node
+    # that was killed would stay until it is as late again.
     def watch() -> None:
         while os.getppid() == node:
             time.sleep(1)
@@ -88,22 +70,16 @@ _crashes: IO[str] | None = None
 
 
 def answer(actor: object, name: str, within_s: float) -> None:
-    """The actor ``name`` answers; where its process stands is written unless it does so in time.
-
-    A timer of C does it, which needs no interpreter.
-    """
+    """Answer as the actor ``name``; where this process stands is written unless it does in time."""
     _due[name] = time.monotonic() + within_s
     if _crashes is not None:
+        # A timer of C, which needs no interpreter.
         left = min(_due.values()) - time.monotonic()
         faulthandler.dump_traceback_later(max(left, 0.001), file=_crashes)
 
 
 def held_at(process: str, run_dir: Path) -> str:
-    """Where code of a user holds a process, from its crash log; empty: unknown.
-
-    That is the innermost line that code of rlforge has called, in a file of a user before one of a
-    package.
-    """
+    """Where code of a user holds a process, from its crash log; empty: unknown."""
     log = run_dir / "logs" / f"{process}.crash.log"
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     own, standard = str(Path(__file__).parents[2]), sysconfig.get_path("stdlib")
@@ -111,6 +87,8 @@ def held_at(process: str, run_dir: Path) -> str:
     def rank(frame: tuple[str, str, str]) -> int:
         return 1 if "site-packages" in frame[0] else 2 * frame[0].startswith(standard)
 
+    # The innermost line that code of rlforge has called, in a file of a user before one of a
+    # package.
     found = list[tuple[str, str, str]]()
     for thread in text.rpartition("Timeout (")[2].split("Thread 0x"):
         frames = re.findall(r'File "(.+)", line (\d+) in (.+)', thread)
@@ -124,7 +102,7 @@ def held_at(process: str, run_dir: Path) -> str:
 
 
 def limit_threads(threads: int | None) -> None:
-    """OpenMP threads of this process; None leaves them to torch."""
+    """Set the OpenMP threads of this process; None leaves them to torch."""
     import torch
 
     if threads is not None:
@@ -132,10 +110,8 @@ def limit_threads(threads: int | None) -> None:
 
 
 def turn_file(run_dir: str | Path) -> Path:
-    """A file that exists during the learner's turn, where it alternates with the engines on a card.
-
-    An engine that Ray restarts in that turn must not load its model yet.
-    """
+    """File that exists during the learner's turn, with ``hardware.alternate``."""
+    # An engine that Ray restarts in that turn must not load its model yet.
     return Path(run_dir) / "learning"
 
 
@@ -150,10 +126,9 @@ async def call_restarted(actors: Mapping[str, Any], name: str, method: str) -> A
 
 
 async def restarted(actor: Any, name: str, *, elastic: bool = False) -> None:
-    """Wait until an absent ``actor`` is there.
+    """Wait until an absent ``actor`` is there; ``elastic`` ones wait for a node without a limit.
 
-    Raises Ray's exception when Ray has given it up, and RunError after ``RESTART_PATIENCE_S``;
-    elastic: it waits for a node, without a limit.
+    Raises Ray's exception when Ray has given it up, and RunError after ``RESTART_PATIENCE_S``.
     """
     patience_s = None if elastic else RESTART_PATIENCE_S
     try:

@@ -55,7 +55,7 @@ class TrackerActor(Tracker):
         super().add_games(records)
 
     def save_games(self, records: Sequence[GameRecord]) -> None:
-        """Write games that are not for training."""
+        """Write games of evaluations."""
         self._writer.add(records)
 
     def close_game_file(self) -> int:
@@ -123,17 +123,16 @@ class PoolActor(ModelPool):
         return self.snapshot()
 
     def next_games(self, collector: str, counts: Mapping[str, int]) -> list[GameSpec]:
-        """Games for ``collector``, as many as ``counts`` says by the policy that learns from them.
-
-        Lost ones come first.
-        """
+        """Games for ``collector``; ``counts`` says how many, by the policy that learns."""
         games: list[GameSpec] = []
         for name, count in counts.items():
+            # Lost games come first.
             again = self._under_way.take_lost(count, name)
             for number in range(count):
                 fresh = number >= len(again)
                 [spec] = self._schedules[name].next_games(1) if fresh else [again[number]]
-                self._api.begin(spec)  # which the next draw depends on
+                # The next draw depends on it.
+                self._api.begin(spec)
                 games.append(spec)
         self._under_way.begin(collector, games)
         if any(map(api_players, games)):
@@ -141,19 +140,19 @@ class PoolActor(ModelPool):
         return games
 
     def admit(self, spec: GameSpec, usage: Sequence[ApiUsage]) -> bool:
-        """Whether an evaluation game with API players may begin. usage: see ``spend``."""
+        """Whether an evaluation game with API players may begin; ``usage`` as in ``spend``."""
         self._api.spend(usage)
         admitted = self._api.admit(spec)
         self._api.save()
         return admitted
 
     def spend(self, usage: Sequence[ApiUsage]) -> None:
-        """Usage of API players in the games of a collector since its last report."""
+        """Add the usage of API players in the games of a collector since its last report."""
         self._api.spend(usage)
         self._api.save()
 
     def api_usage(self) -> tuple[tuple[ApiUsage, ...], dict[str, float], str | None]:
-        """Usage of API players so far, of each and of all, and why none may play any more."""
+        """Usage so far of each API player and of all, and why none may play any more."""
         figures = {
             "games": self._api.games,
             "cost": sum(one.cost for one in self._api.players),
@@ -167,7 +166,7 @@ class PoolActor(ModelPool):
             self.push_outcome(record)
 
     def lose_games(self, collector: str) -> None:
-        """A collector was restarted: its running games are played again."""
+        """Play the running games of a restarted collector again."""
         self._under_way.lose(collector)
 
     def needed_versions(self) -> set[str]:
@@ -259,7 +258,7 @@ class _Samples:
 
 
 PACE_S = 0.1
-"""Longest time until a wait for room looks at the clock again."""
+"""Seconds until a wait for room looks at the clock again."""
 
 
 class BufferActor:
@@ -269,7 +268,7 @@ class BufferActor:
         begin("buffer", run_dir)
         self._samples = {name: _Samples(config, name) for name in policy_names(config)}
         self._turns = turns(config)
-        # Number of the update that is drawn next.
+        #: Number of the update that is drawn next.
         self._update = 1
         #: The newest batch, until it is written.
         self._drawn: TrainBatch | None = None
@@ -287,7 +286,7 @@ class BufferActor:
     async def reserve(self, collector: str, games: int) -> dict[str, int]:
         """Games that ``collector`` may start now, by the policy that learns from them.
 
-        Waits for room. Empty: collection is over. The policies whose updates are next come first.
+        Waits for room. Empty: collection is over.
         """
         async with self._changed:
             deaths, granted = self._deaths[collector], dict[str, int]()
@@ -308,7 +307,7 @@ class BufferActor:
     def _admit(self, collector: str, games: int, now: float | None) -> dict[str, int]:
         left, granted = games, dict[str, int]()
         begin = (self._update - 1) % len(self._turns)
-        # All policies, in the order of their next updates.
+        # The policies whose updates are next come first.
         for name in dict.fromkeys([*self._turns[begin:], *self._turns[:begin]]):
             if left and (fitting := self._samples[name].reserve(collector, left, now)):
                 granted[name] = fitting
@@ -336,11 +335,10 @@ class BufferActor:
     async def next_batch(
         self, version: int, update: int, name: str = "", wait: bool = True
     ) -> tuple[TrainBatch | None, str | None]:
-        """The batch for the run's update number ``update``, of a policy at its ``version``.
+        """The batch, and its digest, for the run's ``update``, of a policy at its ``version``.
 
         Waits until it is full. (None, None) once the buffer is stopped, or without ``wait`` where
-        it is not full. Two values: the caller awaits only the second, the digest of the batch, and
-        hands the reference of the first to the learner.
+        it is not full.
         """
         samples, asked = self._samples[name], time.monotonic()
         async with self._changed:
@@ -362,6 +360,7 @@ class BufferActor:
                 if drawn is None:
                     await self._changed.wait()
             self._update = update + 1
+        # Two values: the caller awaits only the digest, and hands the reference of the batch on.
         batch = dataclasses.replace(drawn, samples=tuple(samples.rewards.on_draw(drawn.samples)))
         self._drawn = batch
         return batch, await asyncio.to_thread(digest_of_batch, batch)
@@ -369,7 +368,7 @@ class BufferActor:
     async def write_batch(self, update: int, advantages: Sequence[float] | None = None) -> None:
         """Write the batch drawn for ``update``, if that is switched on.
 
-        advantages: of its samples; None: the update failed.
+        ``advantages`` None: the update failed.
         """
         batch, self._drawn = self._drawn, None
         if batch is None:
@@ -381,13 +380,13 @@ class BufferActor:
             await asyncio.to_thread(write_batch, path, batch, self._decode, advantages)
 
     async def set_version(self, version: int, name: str = "") -> None:
-        """A new version is published: drop samples that are too old, make room for games."""
+        """Take a published version: drop samples that are too old, make room for games."""
         async with self._changed:
             self._samples[name].buffer.set_version(version)
             self._changed.notify_all()
 
     async def begin_anew(self, version: int, name: str) -> None:
-        """A policy begins anew as ``version``: what others of it played is not learned from."""
+        """Begin anew with a policy's ``version``: what earlier ones played is not learned from."""
         async with self._changed:
             self._samples[name].buffer.begin_anew(version)
             self._changed.notify_all()
@@ -399,11 +398,10 @@ class BufferActor:
             self._changed.notify_all()
 
     async def flow(self) -> Flow:
-        """The state of admission of the first policy."""
+        """State of admission of the first policy."""
         return next(iter(self._samples.values())).buffer.flow
 
     async def figures(self, name: str = "") -> dict[str, float]:
-        """Samples stored, and episodes replaced for the last batch where that is switched on."""
         return self._samples[name].figures()
 
     async def state_dict(self) -> dict[str, Any]:
