@@ -182,7 +182,7 @@ class GameController:
         return {**result.digests, "samples": result.samples}
 
     async def _save(self, policy: Trained) -> None:
-        """Write the policy's version, and publish it while the next update is made."""
+        """Write the policy's version, and begin to publish it."""
         if policy.newest.version == policy.updated:
             return
         policy.newest = await self._actors.learner.save(
@@ -237,7 +237,7 @@ class GameController:
             await self._publish(policy.newest)
 
     async def _save_state(self) -> None:
-        """Make the newest version one that ``--resume`` can continue from."""
+        """Let ``--resume`` continue from the newest version."""
         if self._state_saved == self._version:
             return
         self._state_saved = self._version

@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 class Evaluations:
     """The evaluations of one run, played by its collectors while it trains.
 
-    What is evaluated are the versions of ``policies`` that take the seats then. Of several policies
-    the newest version names the evaluation.
+    The versions that ``policies`` have at the seats are evaluated; the newest one names the
+    evaluation.
 
     Args:
         collectors: Their names.
-        collection: Plays the games, and counts those that are finished in the order of their specs.
+        collection: Plays and counts the games.
         observers: Measure a version that the learner holds, and hear of each result.
         published: Returns once the engines have what was saved.
         part: Part of the run in the ids of its games (``GameSpec``).
@@ -95,7 +95,7 @@ class Evaluations:
             ]
 
     async def started(self, version: int) -> None:
-        """Evaluate what the run begins with. version: 0, or that of the state it goes on from."""
+        """Evaluate the version that the run begins, or goes on, with."""
         if version:
             await self.updated(version)
             self.follow()
@@ -117,7 +117,7 @@ class Evaluations:
             await self.finish()
 
     async def end(self, *, interrupted: bool) -> None:
-        """Evaluate the last version after all others; give up all where it is interrupted."""
+        """Evaluate the last version after all others; nothing where it is interrupted."""
         if interrupted:
             # A resumed run evaluates its version again.
             for task in self._tasks():
@@ -137,8 +137,7 @@ class Evaluations:
 
     # ---------------------------------------------------------------- a number of games at once
 
-    def _is_first(self, seated: Sequence[Checkpoint]) -> Checkpoint | None:
-        """The version to evaluate, which has it under way from now on; None where it has one."""
+    def _begun_now(self, seated: Sequence[Checkpoint]) -> Checkpoint | None:
         checkpoint = max(seated, key=lambda one: one.version)
         if checkpoint.version in self._begun:
             return None
@@ -147,12 +146,12 @@ class Evaluations:
         return checkpoint
 
     def evaluate(self, *, edge: bool) -> None:
-        """Evaluate the newest version in the background, unless it was, after any earlier one.
+        """Evaluate the newest version in the background, once, after any earlier one.
 
-        edge: at the start or the end of training, with ``final_games``.
+        ``edge``: at the start or the end of training, with ``final_games``.
         """
         seated = self._policies.seated()
-        if (checkpoint := self._is_first(seated)) is None:
+        if (checkpoint := self._begun_now(seated)) is None:
             return
         settings, before = self._config.eval, self._planned
         games = settings.final_games if edge and settings.final_games else settings.games
@@ -199,7 +198,7 @@ class Evaluations:
             return
         self._supersede()
         seated = self._policies.seated()
-        if (checkpoint := self._is_first(seated)) is not None:
+        if (checkpoint := self._begun_now(seated)) is not None:
             games = self._games(checkpoint, seated, None)
             self._open.append(OpenEvaluation(games, checkpoint.policy(), step=checkpoint.version))
             self._more.set()

@@ -52,16 +52,16 @@ log = logging.getLogger(__name__)
 C = TypeVar("C", bound=PolicyConfig)
 
 ONE_SIGNAL_S = 1.0
-"""Signals closer together than this are one: shells and ``timeout`` send them twice."""
+"""Signals within so many seconds are one: shells and ``timeout`` send them twice."""
 
 POLL_S = 0.5
-"""Seconds between readings of the tracker's progress for the display."""
+"""Seconds between readings of the progress for the display."""
 
 GPU_POLL_S = 5.0
 """Seconds between readings of the GPUs."""
 
 EXTENDED = ("tracker", "pool", "buffer", "collector")
-"""Actors that run code of users, and answer in between."""
+"""Actors that run code of users."""
 
 
 @value
@@ -162,7 +162,7 @@ def execute(
 
 
 class _Failures:
-    """Explanations for the user of failures of actors, or of Ray below them."""
+    """Explains failures of actors, or of Ray below them, to the user."""
 
     def __init__(self, ray_processes: RayProcesses, run_dir: Path, command: str) -> None:
         self._ray, self._run_dir, self._command = ray_processes, run_dir, command
@@ -204,7 +204,7 @@ async def _live(
     *,
     resume: bool,
 ) -> Outcome:
-    """Train, with signals handled and progress shown; close the tracker with the summary."""
+    """Train; close the tracker with the summary."""
     tracker = context.actors.tracker
     interrupts.connect(controller.stop, context.note)
     taken()  # of what this process did before the run
@@ -279,7 +279,7 @@ async def _show_progress(tracker: Any, display: Display) -> None:
 
 
 async def _watch_gpus(tracker: Any) -> None:
-    """Report power and memory of the GPUs of this machine, where it has the driver's tool."""
+    # No loads without the driver's tool.
     while True:
         if loads := await asyncio.to_thread(gpu_loads):
             tracker.log_gpus.remote(loads)
@@ -333,11 +333,10 @@ def prepared(
 ) -> Iterator[None]:
     """Check the model and saved policies, lock and fill the run directory, write how it ended.
 
-    The run directory then holds a copy of the adapter that the run starts from; damaged files of a
-    run that is resumed are mended, and named in a line each. Raises ConfigError when a policy that
-    the configuration names does not fit the model, no room is left for prompts, or agents cannot be
-    asked about the market, and RunError when another process holds the directory. A
-    KeyboardInterrupt of the block is raised with a message: what is saved, and how to go on.
+    Damaged files of a resumed run are mended, and named in a line each. Raises ConfigError when a
+    policy that the configuration names does not fit the model, or prompts have no room, and
+    RunError when another process holds the directory. A KeyboardInterrupt of the block gets a
+    message: what is saved, and how to go on.
 
     Args:
         config: Configuration as the user gave it, for config.yaml.
@@ -345,7 +344,7 @@ def prepared(
         run_dir: Absolute path.
         command: Arguments of ``rlforge`` that start such a run, for command.txt.
     """
-    # Torch is imported late: importing this module does not cost seconds.
+    # Torch is imported late: it costs seconds.
     from rlforge.models.load import lacking_weights, resolve_model, unfetched
 
     if plan.config.engine.name == "vllm":
@@ -391,19 +390,19 @@ def _end_written(config: PolicyConfig, run_dir: Path) -> Iterator[None]:
 def _write_ending(
     config: PolicyConfig, run_dir: Path, status: str | None = None, error: str | None = None
 ) -> None:
-    """Write how the run ended, unless its tracker has, and the report; failing is one line."""
+    """Write how the run ended, unless its tracker has, and the report."""
     try:
         if status is not None:
             write_end(RunPaths(root=run_dir), status, error)
         if config.tracker.report:
             write_report(run_dir)
-    except Exception as problem:  # `rlforge report` shows it again, a bug with its stack trace
+    # One line: `rlforge report` shows it again, a bug with its stack trace.
+    except Exception as problem:
         why = (str(problem) or type(problem).__name__).splitlines()[0]
         again = f"rlforge report {shlex.quote(str(run_dir))}"
         print(f"the run's report is not written ({why}); again with: {again}", file=sys.stderr)
 
 
 def _saved(config: PolicyConfig, run_dir: Path) -> str:
-    """Sentence on what is left of a run that was interrupted at once, and how to go on."""
     again = f"rlforge {config.command} --resume {shlex.quote(str(run_dir))}"
     return f"{kind_of(config).saved(run_dir)}: {again}"

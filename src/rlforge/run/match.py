@@ -194,7 +194,6 @@ def _reference(player: str | Policy | Act, env: EnvSpec) -> PolicyRef:
 
 
 def _at_seat(player: str | Policy | Act, seat: Seat, env: EnvSpec, seed: int) -> AtSeat:
-    """The answering side of ``player`` at ``seat``."""
     if isinstance(player, Policy):
         return player._seats.at_seat(seat, env)
     act: Act = make_player(player, env, seed).act if isinstance(player, str) else player

@@ -27,7 +27,7 @@ _OF_GAMES = frozenset(
 
 
 class SupervisedRun:
-    """Supervised fine-tuning as a ``Controller``; see ``rlforge.run.lifecycle``."""
+    """Supervised fine-tuning as a ``Controller``."""
 
     def __init__(self, context: RunContext[SftConfig]) -> None:
         config = context.config

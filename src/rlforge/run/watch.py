@@ -61,14 +61,13 @@ class Watch:
         return self.shares() | ({"engine_occupancy": statistics.mean(occupied)} if occupied else {})
 
     async def engine(self, name: str) -> None:
-        """Report on an engine whenever it is there."""
+        """Report on an engine while it is there."""
         while True:
             await self._calls.back(name)
             await self._look_at(name)
             await asyncio.sleep(POLL_S)
 
     async def api(self) -> None:
-        """Report on API players, if there are any."""
         while self._api_plays:
             await self._look_at_api()
             await asyncio.sleep(POLL_S)

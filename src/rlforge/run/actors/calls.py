@@ -70,7 +70,6 @@ class ActorCalls:
         self._actors.absent.discard(name)
 
     def count_restart(self, name: str) -> None:
-        """Note that an actor answers in another process than before."""
         self.restarts += 1
         self._note(f"{name} died and is restarted")
 

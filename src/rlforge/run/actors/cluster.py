@@ -35,10 +35,10 @@ PLACEMENT_PATIENCE_S = 120.0
 """Seconds within which a cluster must have room for all actors."""
 
 START_PATIENCE_S = 300.0
-"""Seconds within which an actor that loads no model must be there."""
+"""Seconds within which an actor without a core must be there."""
 
 SCALARS_PATIENCE_S = 2.0
-"""Seconds to wait for the scalars of an actor, which may be dead or busy."""
+"""Seconds to wait for the scalars of an actor."""
 
 
 class RunActors:
@@ -58,11 +58,9 @@ class RunActors:
         self.absent = set(absent)
 
     def replicas(self, kind: str) -> dict[str, Any]:
-        """All replicas of one kind, by name."""
         return {name: actor for name, actor in self.named.items() if name.partition("-")[0] == kind}
 
     def present(self, kind: str) -> dict[str, Any]:
-        """The replicas of one kind that are not absent, by name."""
         replicas = self.replicas(kind).items()
         return {name: actor for name, actor in replicas if name not in self.absent}
 
@@ -135,7 +133,6 @@ class RunActors:
         return tuple(f"engine: {line}" for line in dict.fromkeys(about) if line)
 
     async def come_home(self) -> None:
-        """Bring what other nodes still have of the run to the run directory."""
         if "files" in self.named:
             await come_home(self.named["files"])
 
@@ -214,7 +211,6 @@ async def start_actors(plan: RunPlan[Any], run_dir: Path, part: int = 0) -> RunA
 
 
 async def _ready(spec: ActorSpec, name: str, there: Awaitable[object]) -> None:
-    """Wait until an actor is there; RunError where it needs no core and is late."""
     try:
         async with asyncio.timeout(None if spec.num_cpus else START_PATIENCE_S):
             await there
@@ -331,7 +327,7 @@ def explained(
 
 
 def reason(error: BaseException) -> str:
-    """The message for the user inside an error that Ray wrapped; of a bug also file and line."""
+    """Message for the user in an error that Ray wrapped; of a bug also file and line."""
     cause, trace = error, ""
     while isinstance(cause, ray.exceptions.RayTaskError) and cause.cause is not None:
         cause, trace = cause.cause, str(cause)

@@ -29,12 +29,12 @@ from rlforge.types import GameRecord, GameSpec, PolicyRef
 
 
 class CollectorActor:
-    """A collector whose games come from the pool and go to buffer, pool and tracker."""
+    """Collector whose games come from the pool and go to buffer, pool and tracker."""
 
     def __init__(self, config: RunConfig, name: str, folder: RunFolder) -> None:
         begin(name, folder.open())
         self._name = name
-        # By name: handles among the arguments may be invalid when Ray restarts this actor.
+        # By name: handles in the arguments may be invalid when Ray restarts this actor.
         self._pool: Any = find_actor("pool")
         self._buffer: Any = find_actor("buffer")
         self._tracker: Any = find_actor("tracker")

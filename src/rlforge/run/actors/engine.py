@@ -33,9 +33,7 @@ log = logging.getLogger(__name__)
 class Request:
     """One request to an engine actor.
 
-    Attributes:
-        ticket: Number of the request, unique for its client.
-        stream: Send its tokens while they are drawn.
+    ``ticket`` is unique for its client; ``stream`` sends tokens while they are drawn.
     """
 
     ticket: int
@@ -47,12 +45,9 @@ class Request:
 
 @value
 class EngineReport:
-    """Counts of an engine actor so far.
+    """Counts of an engine actor since the start of its process, which has a new name each time.
 
-    Attributes:
-        process: Identifier, a new one after each restart.
-        stats: Counts since the start of that process.
-        spans: When it computed since the last report, in seconds of the wall clock.
+    ``spans`` are times of the wall clock in which it computed since the last report.
     """
 
     process: str
@@ -129,7 +124,6 @@ class EngineActor:
         self._loaded.set()
 
     async def submit(self, client: str, requests: Sequence[Request]) -> None:
-        """Begin to answer ``requests``: see ``collect``."""
         loop = asyncio.get_running_loop()
         callers = self._callers.setdefault(client, {})
         for request in requests:
@@ -166,7 +160,6 @@ class EngineActor:
             return None
 
     async def cancel(self, client: str, tickets: Sequence[int]) -> None:
-        """Stop answering these requests."""
         callers = self._callers.get(client, {})
         left = [callers.pop(ticket) for ticket in tickets if ticket in callers]
         if left and self._loaded.is_set():
@@ -231,7 +224,7 @@ class EngineActor:
         return EngineReport(process=self._process, stats=self._engine.stats(), spans=spans)
 
     async def about(self) -> str:
-        """Which engine ``engine=auto`` has taken, and why; empty where the user chose it."""
+        """Text on which engine ``engine=auto`` has taken, and why."""
         await self._loaded.wait()
         return getattr(self._engine, "about", "")  # engines of users may have none
 

@@ -1,8 +1,7 @@
 """A client that uses several engine actors as one engine, for collectors, services and trainers.
 
-An engine is ``here``, ``away`` (it died and Ray restarts it) or ``gone`` (Ray gave it up). Requests
-and answers travel in bundles. Each engine has a pump, a task that keeps one call of ``collect``
-pending; when the process dies, this call fails, and so the client notices.
+An engine is ``here``, ``away`` (it died, Ray restarts it) or ``gone`` (Ray gave it up). Each has a
+pump, a task that keeps one call of ``collect`` pending: it fails when the process dies.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ REPORT_POLL_S = 1.0
 """Seconds between reports of the engines of a service or of continuous training."""
 
 SPANS_KEPT = 1000
-"""Newest busy spans that are kept where no caller takes them."""
+"""Busy spans that are kept where no caller takes them."""
 
 
 class RemoteEngine:
@@ -97,11 +96,10 @@ class RemoteEngine:
 
     @property
     def ready(self) -> bool:
-        """Whether at least one engine is here."""
         return "here" in self._states
 
     async def gone(self) -> None:
-        """Returns once Ray has given up an engine; with ``elastic`` once it has given up all."""
+        """Wait until Ray has given up an engine; with ``elastic`` all of them."""
         await self._given_up.wait()
 
     async def load(self, policy: PolicyRef) -> None:
@@ -146,7 +144,7 @@ class RemoteEngine:
         return EngineStats.total(self._stats)
 
     def take_busy_spans(self) -> list[Span]:
-        """When the engines computed since the last call, the newest ``SPANS_KEPT`` at most."""
+        """Spans in which the engines computed since the last call."""
         spans, self._spans = self._spans, []
         return spans
 
@@ -197,7 +195,6 @@ class RemoteEngine:
             await self._changed.wait()
 
     def _begin(self) -> None:
-        """Start the pumps, and the reports, unless they run."""
         if self._tasks:
             return
         for index in range(len(self._engines)):
@@ -246,7 +243,6 @@ class RemoteEngine:
         self._changed = asyncio.Event()
 
     async def _is_back(self, index: int) -> bool:
-        """Whether an engine is here, if need be after a wait."""
         while self._states[index] == "away":
             await self._changed.wait()
         return self._states[index] == "here"
@@ -274,7 +270,7 @@ class RemoteEngine:
         self._pending[target][request.ticket] = future
         self._unsent[target].append(request)
         if not self._flush_planned:
-            # One bundle per iteration of the event loop, with all requests that are ready now.
+            # One remote call for all requests of this iteration of the event loop.
             self._flush_planned = True
             loop.call_soon(self._flush)
         try:
@@ -325,7 +321,6 @@ class RemoteEngine:
                 waiting.set_exception(error)
 
     async def _pump(self, index: int) -> None:
-        """Pass answers of one engine to the requests that wait for them."""
         while True:
             try:
                 answers = await self._engines[index].collect.remote(self._client)
@@ -380,7 +375,6 @@ class _TokenStreamDeduper:
         self._passed_on = self._seen = 0
 
     def begin(self) -> None:
-        """Begin a try, which draws from the first token."""
         self._seen = 0
 
     def __call__(self, tokens: Sequence[int]) -> None:

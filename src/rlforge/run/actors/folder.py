@@ -42,16 +42,16 @@ from rlforge.types import PolicyRef, value
 log = logging.getLogger(__name__)
 
 LOGS_EVERY_S = 1.0
-"""Seconds between two deliveries of what was added to the logs of a node."""
+"""Seconds between deliveries of new lines of logs."""
 
 END_S = 30.0
 """Seconds that a node has for its last deliveries."""
 
 _MOST_LOG_BYTES = 1 << 20
-"""Bytes of a log that are sent at once."""
+"""Most bytes of a log in one call."""
 
 _KEPT_BY_LEARNER = 2
-"""Checkpoints that stay on the node of a learner which is not on the driver's."""
+"""Checkpoints that stay on the node of a learner elsewhere."""
 
 _SERVER = "files"
 
@@ -83,7 +83,6 @@ class RunFolder:
 
     @property
     def here(self) -> bool:
-        """Whether this process is on the driver's node."""
         return self.node is None or self.node == this_node()
 
     @property
@@ -192,7 +191,7 @@ def this_node() -> str:
 
 
 class FileServer:
-    """Reads policies from the driver's node, and writes what other nodes bring to the run."""
+    """Reads and writes the run directory for other nodes."""
 
     def __init__(self, run_dir: str) -> None:
         self._logs = Path(run_dir) / "logs"
@@ -210,7 +209,6 @@ class FileServer:
         return self._agents[node]
 
     def agents(self) -> dict[str, Any]:
-        """Started agents, by node."""
         return self._agents
 
     def pack(self, path: str) -> Packed:
@@ -227,7 +225,6 @@ class FileServer:
         return self._packed[path][1]
 
     def checkpoint(self, path: str) -> Files | None:
-        """All files of a checkpoint; None where it is not there."""
         return _read(Path(path), state=True) if Path(path).is_dir() else None
 
     def digests(self) -> set[str]:
@@ -235,7 +232,6 @@ class FileServer:
         return {packed.digest for path, (_, packed) in self._packed.items() if Path(path).is_dir()}
 
     def receive(self, path: str, files: Files) -> None:
-        """Write a checkpoint, or add to it what it lacks."""
         receive_checkpoint(Path(path), {name: data.tobytes() for name, data in files.items()})
 
     def append(self, node: str, name: str, begin: int, data: bytes) -> None:
@@ -247,7 +243,7 @@ class FileServer:
         self._received[node, name] = max(known, begin + len(data))
 
     def received(self, node: str) -> dict[str, int]:
-        """Bytes that the server has of each log of a node."""
+        """Bytes here of each log of a node."""
         return {name: size for (of, name), size in self._received.items() if of == node}
 
 

@@ -67,25 +67,24 @@ class Hosted:
     def __getattr__(self, method: str) -> Method:
         if method.startswith("_") and method not in ("__ray_call__", "__ray_ready__"):
             raise AttributeError(method)
-        return Method(self.host, self._name, method, {})
+        return Method(self.host.call, self._name, method)
 
 
 class Method:
     """A method of a hosted actor, called by ``remote``."""
 
-    def __init__(self, host: Any, name: str, method: str, options: Mapping[str, Any]) -> None:
-        self._host, self._name, self._method, self._options = host, name, method, options
+    def __init__(self, call: Any, name: str, method: str) -> None:
+        self._call, self._name, self._method = call, name, method
 
     def options(self, **options: Any) -> Method:
-        return Method(self._host, self._name, self._method, options)
+        return Method(self._call.options(**options), self._name, self._method)
 
     def remote(self, *arguments: Any, **named: Any) -> Any:
-        call = self._host.call.options(**self._options) if self._options else self._host.call
-        return call.remote(self._name, self._method, *arguments, **named)
+        return self._call.remote(self._name, self._method, *arguments, **named)
 
 
 def find_actor(name: str) -> Any:
-    """The handle of the actor ``name`` of this run, in a process of its own or in the host."""
+    """Handle of the actor ``name`` of this run."""
     try:
         return ray.get_actor(name)
     except ValueError:

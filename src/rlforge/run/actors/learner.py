@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # only the actors import torch, not the process that starts t
     from rlforge.learner import Learners
 
 DEATH_REPORTED_S = 5.0
-"""Seconds to wait for Ray's report of a dead rank, which other ranks see as a lost connection."""
+"""Seconds to wait for Ray's report of a dead rank."""
 
 
 class LearnerActor:
@@ -85,11 +85,9 @@ class LearnerActor:
         return folder if found is None else ray.get(found)
 
     def begin_turn(self) -> None:
-        """Keep the card until ``end_turn``: engines that start see ``turn_file``."""
         turn_file(self._folder.path).touch()
 
     def end_turn(self) -> None:
-        """Give the card back to the engines."""
         turn_file(self._folder.path).unlink(missing_ok=True)
 
     def update(
@@ -118,7 +116,7 @@ class LearnerActor:
 
     @contextlib.contextmanager
     def _awake(self) -> Iterator[None]:
-        """Have the device in the block; with ``hardware.alternate`` the engines have it after."""
+        # With ``hardware.alternate`` the engines have the device after the block.
         if not self._hardware.alternate:
             yield
             return
@@ -141,11 +139,9 @@ class LearnerActor:
             return function(self._learners.turn(name), self._rank, self._kept, *arguments)
 
     def take_smaller_steps(self, factor: float, name: str = "") -> None:
-        """Multiply a policy's learning rate by ``factor`` from here on."""
         self._learners.turn(name).take_smaller_steps(factor)
 
     def refresh_reference(self, name: str = "") -> None:
-        """Take a new snapshot as the reference of a policy's algorithm."""
         self._learners.turn(name).refresh_reference()
 
     def go_back(self, version: int, name: str = "") -> None:
@@ -251,7 +247,6 @@ class LearnerGroup:
         self._actors = tuple(actors)
 
     async def start(self) -> None:
-        """Let the ranks connect and load the model."""
         several = len(self._actors) > 1
         await self._all("start", await self._actors[0].host.remote() if several else None)
 

@@ -23,7 +23,7 @@ from rlforge.record.files import open_log
 log = logging.getLogger(__name__)
 
 RESTART_PATIENCE_S = 300.0
-"""Seconds within which a restarted actor must be back: it loads and compiles the model again."""
+"""Seconds within which a restarted actor must be back, with its model loaded and compiled."""
 
 
 def end(cause: Exception) -> NoReturn:
@@ -61,7 +61,7 @@ def end_with_node() -> None:
 
 
 HELD_S = 60.0
-"""Seconds without an answer after which code of a user holds an actor or its process."""
+"""Seconds without an answer after which code of a user holds an actor."""
 
 #: By actor of this process, when it has to have answered again.
 _due: dict[str, float] = {}
@@ -116,7 +116,7 @@ def turn_file(run_dir: str | Path) -> Path:
 
 
 async def call_restarted(actors: Mapping[str, Any], name: str, method: str) -> Any:
-    """Call a method of the actor ``name``; again when its process dies and Ray restarts it."""
+    """Call a method of an actor; again when its process dies and Ray restarts it."""
     while True:
         try:
             return await getattr(actors[name], method).remote()

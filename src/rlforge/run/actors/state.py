@@ -55,7 +55,6 @@ class TrackerActor(Tracker):
         super().add_games(records)
 
     def save_games(self, records: Sequence[GameRecord]) -> None:
-        """Write games of evaluations."""
         self._writer.add(records)
 
     def close_game_file(self) -> int:
@@ -64,7 +63,6 @@ class TrackerActor(Tracker):
         return self._writer.written
 
     def rewind_games(self, number: int) -> None:
-        """Delete the files of games after file ``number``."""
         self._writer.rewind(number)
 
     def tick(self) -> None:
@@ -80,7 +78,7 @@ class TrackerActor(Tracker):
 
 
 def about(config: PolicyConfig) -> dict[str, Any]:
-    """Facts that a tracker writes down about the run when it starts."""
+    """Facts that a tracker writes down about a run."""
     return {"seed": config.seed, "versions": versions(), "experiment": config.name}
 
 
@@ -118,7 +116,6 @@ class PoolActor(ModelPool):
         freeze_gc()
 
     def publish(self, checkpoint: Checkpoint) -> PoolSnapshot:
-        """Add a checkpoint; returns the snapshot with it."""
         self.add_checkpoint(checkpoint)
         return self.snapshot()
 
@@ -166,7 +163,6 @@ class PoolActor(ModelPool):
             self.push_outcome(record)
 
     def lose_games(self, collector: str) -> None:
-        """Play the running games of a restarted collector again."""
         self._under_way.lose(collector)
 
     def needed_versions(self) -> set[str]:
@@ -189,7 +185,7 @@ class PoolActor(ModelPool):
 
 
 class _Samples:
-    """The samples of one policy: its buffer, and how rewards are shaped on the way in and out."""
+    """Buffer of one policy, and how rewards are shaped on the way in and out."""
 
     def __init__(self, config: RunConfig, name: str) -> None:
         own = of_policy(config, name)
@@ -209,7 +205,6 @@ class _Samples:
         return granted
 
     def add(self, collector: str, records: Sequence[GameRecord]) -> None:
-        """Shape and add games; release the places of those that ended."""
         # A failed game is replayed: it keeps its place, and its group waits for the replacement.
         now, played = time.monotonic(), [record for record in records if record.error is None]
         self.buffer.add(
@@ -262,7 +257,7 @@ PACE_S = 0.1
 
 
 class BufferActor:
-    """Shaped samples between collectors and learner; collectors wait while it is full."""
+    """Shaped samples between collectors and learner."""
 
     def __init__(self, config: RunConfig, run_dir: str) -> None:
         begin("buffer", run_dir)
@@ -300,7 +295,7 @@ class BufferActor:
             return granted
 
     async def admit(self, collector: str, games: int) -> dict[str, int]:
-        """Games of a round, all played before the next draw; does not wait."""
+        """Games of a round; does not wait."""
         async with self._changed:
             return self._admit(collector, games, None)
 
@@ -315,7 +310,7 @@ class BufferActor:
         return granted
 
     async def release_all(self, collector: str) -> None:
-        """Forget the games of a collector that died, and the calls of ``reserve`` it waits in."""
+        """Forget the games of a collector that died, and its calls of ``reserve``."""
         async with self._changed:
             self._deaths[collector] += 1
             for samples in self._samples.values():
@@ -323,7 +318,7 @@ class BufferActor:
             self._changed.notify_all()
 
     async def deliver(self, collector: str, records: Sequence[GameRecord]) -> None:
-        """Shape and add the games to learn from; release the places of games that ended."""
+        """Shape and add games; release the places of those that ended."""
         games: dict[str, list[GameRecord]] = {}
         for record in records:
             games.setdefault(record.spec.learner, []).append(record)
@@ -392,13 +387,11 @@ class BufferActor:
             self._changed.notify_all()
 
     async def stop(self) -> None:
-        """End all waits, of collectors and learner."""
         async with self._changed:
             self._stopped = True
             self._changed.notify_all()
 
     async def flow(self) -> Flow:
-        """State of admission of the first policy."""
         return next(iter(self._samples.values())).buffer.flow
 
     async def figures(self, name: str = "") -> dict[str, float]:
