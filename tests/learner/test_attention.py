@@ -1,16 +1,13 @@
 """Packed sequences give the same results as padded ones."""
 
 import copy
-import dataclasses
 import inspect
-from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
 from tests.factories import causal_lm
 from tests.learner import parts
-from tests.learner.parts import gpt2
 from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,48 +15,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rlforge.learner import attention
 from rlforge.learner.attention import NAME, causal_attention
-from rlforge.learner.batching import Row, collate, select_rows, whole
-from rlforge.learner.partition import in_order, segments
+from rlforge.learner.batching import Row, collate, whole
+from rlforge.learner.partition import segments
 from rlforge.learner.scorer import Scorer, ScorerOptions
 
 CPU = torch.device("cpu")
-
-
-def everything(scorer, model, micro):
-    """Scores of a micro-batch and their gradient."""
-    scores = scorer.score(micro, entropy=True)
-    model.zero_grad()
-    (scores.logprobs.sum() + scores.entropy.sum() + scores.values.sum()).backward()
-    gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
-    return scores.logprobs, scores.entropy, scores.values, gradient
-
-
-def assert_same(found, wanted):
-    """Up to rounding: other shapes, other order of sums."""
-    for ours, theirs in zip(found, wanted, strict=True):
-        assert (ours - theirs).norm().item() < 1e-4 * theirs.norm().item()
-
-
-@pytest.mark.parametrize("make", [partial(causal_lm, "qwen3"), gpt2])
-def test_packed_rows_and_shared_prefixes_score_like_padded_ones(make):
-    torch.manual_seed(0)
-    model = make()
-    scorer = Scorer(model, ScorerOptions(temperature=0.9), torch.nn.Linear(32, 1))
-    samples = [
-        dataclasses.replace(
-            sample, prompt_token_ids=(9, 8, 7, *[number % 3] * 2, *sample.prompt_token_ids)
-        )
-        for number, sample in enumerate(parts.random_steps(7))
-    ]
-    rows = in_order(select_rows(samples, None).rows)
-    padded = everything(scorer, model, collate(rows, 0, CPU))
-    assert scorer.can_pack()
-    packed, shared = collate(rows, 0, CPU, whole(rows)), collate(rows, 0, CPU, segments(rows))
-    assert packed.input_ids.shape == (1, sum(row.input_length for row in rows))
-    assert packed.padding == 0
-    assert shared.reused >= 6 * 3 + 4 * 2
-    for micro in (packed, shared, collate(rows, 0, CPU)):
-        assert_same(everything(scorer, model, micro), padded)
 
 
 @pytest.mark.parametrize(

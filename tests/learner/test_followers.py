@@ -93,19 +93,6 @@ def test_other_weights_score_within_and_all_is_as_before_afterwards_and_after_an
     assert equal(parts.weights(model), before)
 
 
-def test_a_copy_is_put_back_and_later_training_does_not_touch_it():
-    model = parts.model()
-    followers = followers_of(model)
-    before, kept = parts.weights(model), followers.copy("cpu")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(1.0)
-    assert equal(kept, before)
-    followers.put(kept)
-    assert equal(parts.weights(model), before)
-    assert all(parameter.requires_grad for parameter in model.parameters())
-
-
 # ---------------------------------------------------------------- averages
 
 

@@ -192,13 +192,6 @@ def test_a_switched_off_adapter_of_merged_and_fused_layers_stays_off(adapted, fu
             assert not torch.allclose(fused(ids).logits, on)
 
 
-def test_saved_weights_keep_their_names(adapted):
-    merged = adapted()
-    names = list(merged.state_dict())
-    merge_small_lora(merged)
-    assert list(merged.state_dict()) == names
-
-
 @pytest.mark.parametrize(("rank", "merged"), [(3, 0), (4, 4), (6, 8), (8, 14)])
 def test_only_layers_that_gain_are_merged(adapted, rank, merged):
     """Layers of 32 x 16 gain from rank 3.6 on, 32 x 32 from 5.4, 32 x 64 from 7.2."""

@@ -209,7 +209,7 @@ def reads(rows: list[Row]) -> int:
 
 @given(PROMPTS, PARTS)
 def test_rows_with_shared_prefixes_are_dealt_once_each_and_evenly(prompts, size):
-    rows = [Row(sample=n, prompt=tuple(prompt), answer=(3,)) for n, prompt in enumerate(prompts)]
+    rows = [row(prompt, n, (3,)) for n, prompt in enumerate(prompts)]
     dealt = deal(rows, size, "shared")
     assert len(dealt) == size
     assert sorted(row.sample for mine in dealt for row in mine) == list(range(len(rows)))
@@ -221,7 +221,7 @@ def test_rows_with_shared_prefixes_are_dealt_once_each_and_evenly(prompts, size)
 def test_a_game_stays_on_one_rank_while_others_balance_it():
     rules = [tuple(range(100 * n, 100 * n + 80)) for n in range(8)]
     rows = [
-        Row(sample=10 * game + turn, prompt=(*rules[game], *range(900, 901 + turn)), answer=(1,))
+        row((*rules[game], *range(900, 901 + turn)), 10 * game + turn)
         for turn in range(10)
         for game in range(8)
     ]
@@ -235,19 +235,13 @@ def test_a_game_stays_on_one_rank_while_others_balance_it():
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_rows_with_one_common_prefix_are_divided(size):
     rules = tuple(range(50))
-    rows = [
-        Row(sample=n, prompt=(*rules, *range(100 * n, 120 + 101 * n)), answer=(1,))
-        for n in range(1, 65)
-    ]
+    rows = [row((*rules, *range(100 * n, 120 + 101 * n)), n) for n in range(1, 65)]
     loads = [reads(mine) for mine in deal(rows, size, "shared")]
     assert max(loads) <= 1.15 * sum(loads) / size
 
 
 def rows_of(lengths: list[int]) -> list[Row]:
-    return [
-        Row(sample=sample, prompt=(1,) * length, answer=(2,))
-        for sample, length in enumerate(lengths)
-    ]
+    return [row((1,) * length, sample, (2,)) for sample, length in enumerate(lengths)]
 
 
 def cut(rows: Sequence[Row]) -> Iterator[list[Row]]:

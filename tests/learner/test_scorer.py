@@ -112,16 +112,17 @@ def test_a_last_layer_that_mixes_positions_is_not_narrowed():
     torch.testing.assert_close(scorer.score(micro_of(samples)).logprobs, expected)
 
 
-def test_a_narrowed_head_gives_the_critic_the_same_hidden_state():
+@pytest.mark.parametrize(("make", "scale"), [(parts.model, 1), (minicpm, 2)])
+def test_values_come_from_the_hidden_state_at_the_last_prompt_token(make, scale):
     torch.manual_seed(0)
-    model = minicpm().eval()
+    model = make().eval()
     samples = parts.random_steps(4)
     head = torch.nn.Linear(32, 1)
     scorer = Scorer(model, ScorerOptions(temperature=1.0), head)
     micro = micro_of(samples)
-    hidden = model.get_decoder()(input_ids=micro.input_ids).last_hidden_state.flatten(0, 1) / 2
-    expected = head(hidden[micro.last_prompt]).squeeze(-1)
-    assert not scorer.decoder_and_head
+    hidden = model.get_decoder()(input_ids=micro.input_ids).last_hidden_state.flatten(0, 1)
+    expected = head(hidden[micro.last_prompt] / scale).squeeze(-1)
+    assert scorer.decoder_and_head is (make is not minicpm)
     torch.testing.assert_close(scorer.values(micro), expected)
     torch.testing.assert_close(scorer.score(micro).values, expected)
     # Afterwards the head sees all positions again.
@@ -220,8 +221,10 @@ class Plain:
     ("name", "layout"),
     [
         *((name, "padded") for name in HEADS),
-        ("llama", "packed"),
-        ("llama", "shared"),
+        # Padded rows are computed with the attention of packed ones, too.
+        *(("llama", layout) for layout in ("distinct", "packed", "shared")),
+        *(("gpt2", layout) for layout in ("packed", "shared")),
+        *(("qwen3, adapted head", layout) for layout in ("packed", "shared")),
         ("llama, adapted head", "shared"),
     ],
 )
@@ -283,16 +286,6 @@ def test_a_reference_without_its_adapter_has_the_head_without_it():
 def test_a_float32_head_is_refused_where_only_the_whole_model_gives_logits():
     with pytest.raises(ConfigError, match=r"learner\.fp32_head: the logits of MiniCPM3.*off"):
         Scorer(minicpm(), ScorerOptions(temperature=1.0, fp32_head=True))
-
-
-def test_values_come_from_the_last_prompt_token_only():
-    model = parts.model().eval()
-    head = torch.nn.Linear(32, 1)
-    scorer = Scorer(model, ScorerOptions(temperature=1.0), head)
-    sample = parts.sample(prompt_token_ids=(3, 4, 5), token_ids=(6, 7), logprobs=(-1.0, -1.0))
-    values = scorer.score(micro_of([sample])).values
-    hidden = model.get_decoder()(input_ids=torch.tensor([[3, 4, 5]])).last_hidden_state[0, -1]
-    torch.testing.assert_close(values, head(hidden))
 
 
 # ---------------------------------------------------------------- legal tokens

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 from tests.harness.chat_server import ChatHandler, completion, serving
-from tests.harness.live_run import RUN, rows, train_arguments
+from tests.harness.live_run import RUN, rows
+from tests.run.conftest import Train
 
 from rlforge.record.game_files import read_games
 
@@ -26,22 +25,17 @@ class Handler(ChatHandler):
 
 
 def test_the_run_goes_on_without_api_players_once_their_games_are_played(
-    small_model: Path,
-    in_process: ModuleType,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlforge.run.watch.POLL_S", 0.05)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with serving(Handler) as server:
-        settings = (
-            *("hardware=cpu", "learner.batch_size=16", "pool.mode=fixed", "pool.api.max_games=9"),
+        code, _, err = train(
+            *("learner.batch_size=16", "pool.mode=fixed", "pool.api.max_games=9"),
             *("pool.fixed_opponents=['openai:m']", "eval.opponents=['openai:m']"),
             f"pool.api.openai_base_url={server.url}",
         )
-        code = in_process.rlforge_here(*train_arguments(small_model, *settings))
         asked = len(server.requests)
-    err = capsys.readouterr().err
     assert code == 0, err
     assert err.count("pool.api.max_games=9 is used") == 1
     assert [row["step"] for row in rows("metrics.jsonl")] == [1, 2, 3]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-from tests.harness.live_run import rows, train_arguments
+from tests.harness.in_process import rlforge_here
+from tests.harness.live_run import rows
+from tests.run.conftest import Train
 
 from rlforge.buffer.batches import read_batch
 from rlforge.config.roots import read_run
@@ -23,15 +24,14 @@ LEAGUE = (
 
 
 def test_a_league_trains_begins_anew_and_goes_on_after_a_resume(
-    small_model: Path, in_process: ModuleType, capsys: pytest.CaptureFixture[str]
+    train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = ("learner.total_updates=8", "learner.state_every=4", "buffer.max_staleness=0")
     settings += ("learner.batch_size=8", "env.train.0.error_allowance=1")
-    done = in_process.rlforge_here(*train_arguments(small_model, LEAGUE, *settings))
-    said = capsys.readouterr().err
+    done, _, said = train(LEAGUE, *settings)
     assert done == 0, said
     assert "rival begins anew as rival-8" not in said  # the last update is one
-    more = in_process.rlforge_here("train", "--resume", "run", "--more", "6")
+    more = rlforge_here("train", "--resume", "run", "--more", "6")
     said = capsys.readouterr().err
     assert more == 0, said
     assert "rival begins anew as rival-11, from its start" in said
@@ -65,14 +65,13 @@ def test_a_league_trains_begins_anew_and_goes_on_after_a_resume(
     assert {"main-13", "rival-14"} <= {entry["uid"] for entry in entries if entry["active"]}
 
 
-def test_two_policies_share_the_seats_of_a_game(small_model: Path, in_process: ModuleType) -> None:
+def test_two_policies_share_the_seats_of_a_game(train: Train) -> None:
     seats = (
         "policies={first: {seats: [0], opponents: [second]}, "
         "second: {seats: [1], opponents: [first], algorithm: {entropy_coef: 0.01}}}"
     )
     small = ("learner.total_updates=4", "learner.batch_size=8", "env.train.0.error_allowance=1")
-    arguments = train_arguments(small_model, seats, *small)
-    assert in_process.rlforge_here(*arguments) == 0
+    assert train(seats, *small).code == 0
     for game in read_games(Path("run")):
         names = [seat.policy.name for seat in game.spec.seats]
         if game.spec.purpose == "train":
@@ -84,7 +83,7 @@ def test_two_policies_share_the_seats_of_a_game(small_model: Path, in_process: M
     assert {row["policy_uid"] for row in evals} == {"first-0", "second-4"}
     assert {row["games"] for row in evals} == {4}
     evaluated = ("--checkpoint", "second-2", "--games", "2", "--opponent", "base")
-    assert in_process.rlforge_here("eval", "run", *evaluated) == 0
+    assert rlforge_here("eval", "run", *evaluated) == 0
     root = Path("run")
     second = find_policy(root, "second-2")[0]
     there = seated_with(root, second, read_run(root, GamesConfig), seats=2)

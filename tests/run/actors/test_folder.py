@@ -7,6 +7,7 @@ import faulthandler
 import hashlib
 import logging
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -131,10 +132,10 @@ def test_on_the_drivers_node_it_is_the_run_directory_itself(tmp_path: Path) -> N
 
 
 @pytest.mark.ray
-def test_a_node_has_each_policy_once_under_its_digest(run: Run) -> None:
+def test_a_node_has_each_policy_once_under_its_digest_without_a_learners_state(run: Run) -> None:
     first, second = run.path / "checkpoints" / "step-1", run.path / "checkpoints" / "step-2"
-    for path in (first, second):
-        fill({"weights": b"same weights"})(path)
+    fill({"weights": b"same weights", "state/learner.pt": b"large"})(first)
+    fill({"weights": b"same weights"})(second)
     others = [run.process(f"engine-{index}") for index in range(2)]
     places = ray.get([one.fetch.remote(str(path)) for one in others for path in (first, second)])
     assert len(set(places)) == 1
@@ -144,36 +145,19 @@ def test_a_node_has_each_policy_once_under_its_digest(run: Run) -> None:
 
 
 @pytest.mark.ray
-def test_what_only_a_learner_needs_does_not_travel_to_engines(run: Run) -> None:
-    path = run.path / "checkpoints" / "step-1"
-    fill({"weights": b"weights", "state/learner.pt": b"large"})(path)
-    place = ray.get(run.process().fetch.remote(str(path)))
-    assert contents(Path(place)) == {"weights": b"weights"}
-
-
-@pytest.mark.ray
-def test_a_policy_that_changed_travels_again(run: Run) -> None:
-    path = run.path / "checkpoints" / "step-1"
-    fill({"weights": b"before"})(path)
-    process = run.process()
-    ray.get(process.fetch.remote(str(path)))
-    (path / "weights").unlink()
-    fill({"weights": b"after"})(path)
-    assert contents(Path(ray.get(process.fetch.remote(str(path))))) == {"weights": b"after"}
-
-
-@pytest.mark.ray
-def test_a_policy_leaves_the_node_once_the_run_has_pruned_it(run: Run) -> None:
-    paths = [run.path / "checkpoints" / f"step-{version}" for version in (1, 2)]
-    for path in paths:
-        fill({"weights": path.name.encode()})(path)
-    process = run.process()
-    old = ray.get(process.fetch.remote(str(paths[0])))
-    (paths[0] / "weights").unlink()
-    paths[0].rmdir()
-    new = ray.get(process.fetch.remote(str(paths[1])))
-    assert not Path(old).exists()
-    assert Path(new).exists()
+def test_a_policy_that_changed_travels_again_and_leaves_once_it_was_pruned(run: Run) -> None:
+    path, process = run.path / "checkpoints" / "step-1", run.process()
+    places = []
+    for weights in (b"before", b"after"):
+        shutil.rmtree(path, ignore_errors=True)
+        fill({"weights": weights})(path)
+        places.append(Path(ray.get(process.fetch.remote(str(path)))))
+        assert contents(places[-1]) == {"weights": weights}
+    shutil.rmtree(path)
+    newer = path.with_name("step-2")
+    fill({"weights": b"newer"})(newer)
+    assert Path(ray.get(process.fetch.remote(str(newer)))).exists()
+    assert not any(place.exists() for place in places)
 
 
 @pytest.mark.ray
@@ -235,20 +219,18 @@ def test_a_learners_node_keeps_only_its_newest_checkpoints(run: Run) -> None:
 
 
 @pytest.mark.ray
-def test_the_log_of_a_process_that_was_killed_comes_home(run: Run) -> None:
+@pytest.mark.parametrize(
+    ("file", "last"), [("engine-0.log", "the last words"), ("engine-0.crash.log", "in crash")]
+)
+def test_the_last_lines_of_a_process_that_ended_come_home(run: Run, file: str, last: str) -> None:
     process = run.process()
-    ray.get(process.say.remote("the last words"))
-    os.kill(ray.get(process.pid.remote()), signal.SIGKILL)
-    log = run.path / "logs" / "engine-0.log"
-    eventually(lambda: log.exists() and "the last words" in log.read_text())
-
-
-@pytest.mark.ray
-def test_the_crash_trace_of_a_process_comes_home(run: Run) -> None:
-    process = run.process()
-    process.crash.remote()
-    log = run.path / "logs" / "engine-0.crash.log"
-    eventually(lambda: log.exists() and "in crash" in log.read_text())
+    if "crash" in file:
+        process.crash.remote()
+    else:
+        ray.get(process.say.remote(last))
+        os.kill(ray.get(process.pid.remote()), signal.SIGKILL)
+    log = run.path / "logs" / file
+    eventually(lambda: log.exists() and last in log.read_text())
 
 
 @pytest.mark.ray
