@@ -26,20 +26,21 @@ def _left(root: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("keep", "left"), [(None, [1, 2, 3, 4, 5]), (0, [2, 5]), (1, [2, 4, 5]), (9, [1, 2, 3, 4, 5])]
+    ("keep", "published", "left"),
+    [
+        (None, 5, [1, 2, 3, 4, 5]),
+        (0, 5, [2, 5]),
+        (0, 3, [2, 3, 4, 5]),  # later versions are not published yet
+        (1, 5, [2, 4, 5]),
+        (9, 5, [1, 2, 3, 4, 5]),
+    ],
 )
 def test_the_newest_versions_and_those_that_games_need_stay(
-    tmp_path: Path, keep: int | None, left: list[int]
+    tmp_path: Path, keep: int | None, published: int, left: list[int]
 ) -> None:
     _save(tmp_path, 1, 2, 3, 4, 5)
-    Retention(tmp_path, keep).prune({"step-2", "step-5", "random_legal"}, published=5)
+    Retention(tmp_path, keep).prune({"step-2", "step-5", "random_legal"}, published=published)
     assert _left(tmp_path) == left
-
-
-def test_a_saved_version_that_is_not_published_yet_stays(tmp_path: Path) -> None:
-    _save(tmp_path, 1, 2, 3)
-    Retention(tmp_path, 0).prune({"step-2"}, published=2)
-    assert _left(tmp_path) == [2, 3]
 
 
 def test_a_version_that_is_saved_while_others_are_deleted_stays(tmp_path: Path) -> None:

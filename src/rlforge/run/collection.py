@@ -120,6 +120,7 @@ class Flow(Collection):
                 return
             except ray.exceptions.ActorUnavailableError as error:
                 self._calls.lost(collector, error)
+                # Other collectors may have the room of its games meanwhile.
                 await self._actors.buffer.release_all.remote(collector)
 
     async def batch(self, policy: Trained, update: int) -> tuple[Any, str] | None:
@@ -179,7 +180,7 @@ class Rounds(Collection):
         round_ = asyncio.ensure_future(self._play(specs))
         try:
             yield
-        except BaseException:
+        except BaseException:  # the update failed, and its round with it
             round_.cancel()
             raise
         await self._record(await round_)

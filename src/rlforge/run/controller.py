@@ -11,11 +11,11 @@
                 version                                   before it
     watch       engine reports      token rates           5 seconds             –
 
-``collect`` runs in the collector actors, the other loops run here. No loop waits for the tracker.
-Ray restarts collectors and engines that die, and their calls are repeated
-(``rlforge.run.actors.calls``); a learner, pool, buffer or tracker that dies ends the run. With
-``hardware.elastic`` collectors and engines are absent while no node has room for them. With
-``determinism=strict`` the same steps come one after the other (``collection.Rounds``).
+``collect`` runs in the collector actors, the other loops run here. Ray restarts collectors and
+engines that die, and their calls are repeated (``rlforge.run.actors.calls``); a learner, pool,
+buffer or tracker that dies ends the run. With ``hardware.elastic`` collectors and engines are
+absent while no node has room for them. With ``determinism=strict`` the same steps come one after
+the other (``collection.Rounds``).
 """
 
 from __future__ import annotations
@@ -106,12 +106,13 @@ class GameController:
                 for name, loop in {**engines, **self._collection.loops()}.items()
             ]
             others.append(group.create_task(self._watch.api()))
+            # Shares of time count from here, after models were loaded.
             self._watch.begin()
             await self._evaluations.started(self._version)
             await self._learn()
             await self._actors.buffer.stop.remote()
             await self._finish()
-            for task in others:
+            for task in others:  # loops of engines have no end of their own
                 task.cancel()
         return not self._interrupted
 
@@ -174,6 +175,7 @@ class GameController:
             self._actors.buffer.figures.remote(name),
             write_batch(result.version, result.advantages),
         )
+        # Not awaited: a sink of the tracker may be slow.
         self._actors.tracker.log_scalars.remote(custom)
         figures = {**self._watch.figures(), **figures, "restarts": self._calls.restarts}
         first = policy is self._policies.every[0]

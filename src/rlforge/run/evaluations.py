@@ -172,6 +172,7 @@ class Evaluations:
                     for index, name in enumerate(self._collectors)
                 )
             )
+            # As planned, whichever collector was faster.
             order = {spec.game_id: place for place, spec in enumerate(specs)}
             records = sorted(chain(*shares), key=lambda record: order[record.spec.game_id])
             await self._collection.evaluated(records)

@@ -245,7 +245,7 @@ def _write_model(
     model.generation_config = generation
     with no_progress_bars():
         model.save_pretrained(work)
-    usual_modes(work)
+    usual_modes(work)  # safetensors writes files for their owner alone
     return name, gap
 
 

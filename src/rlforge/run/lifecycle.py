@@ -137,6 +137,7 @@ def execute(
             display.note(f"run directory {short(run_dir)}")
             display.note("starting the actors")
             commands = (run_dir / "command.txt").read_text(encoding="utf-8").splitlines()
+            # A strict run plays the games after its state again, under the same ids.
             part = 0 if config.strict else len(commands) - 1
             try:
                 starting = start_actors(plan, run_dir, part)
@@ -361,6 +362,7 @@ def prepared(
     kind_of(config).check_prompts(config)
     run_dir.mkdir(parents=True, exist_ok=True)
     with RunLock(run_dir), _end_written(config, run_dir):
+        # As the user gave it: ``auto`` is resolved again where the run is resumed.
         if not resume:
             (run_dir / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
         for damage in mend_run(RunPaths(root=run_dir)):

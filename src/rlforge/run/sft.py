@@ -1,7 +1,6 @@
 """Supervised fine-tuning over the learner of a run: batches of given answers, measured on others.
 
-The samples are in the run directory before the actors start (``rlforge.rollout.demonstrations``),
-and the batch of an update follows from its number alone, so a resumed run continues exactly.
+The samples are in the run directory before the actors start (``rlforge.rollout.demonstrations``).
 """
 
 from __future__ import annotations
@@ -63,6 +62,7 @@ class SupervisedRun:
         self._actors.tracker.log_activity.remote("learning")
         while self._version < self._total and not self._interrupted:
             number = self._version + 1
+            # From the number alone, so that a resumed run continues exactly.
             batch = batch_of(drawn(samples, settings.batch_size, self._config.seed, number))
             result, _ = await self._actors.learner.update(batch)
             self._version = result.version

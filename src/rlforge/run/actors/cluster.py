@@ -240,6 +240,7 @@ def _create(spec: ActorSpec, place: Any, given: Mapping[str, Any]) -> Any:
 
 def _host(name: str, place: Any, run_dir: str) -> Any:
     made: Any = ray.remote(Host)
+    # Calls that wait, as for room in the buffer, hold up no others.
     options = {"name": name, "num_cpus": 0, "max_concurrency": 1000, "scheduling_strategy": place}
     return made.options(**options).remote(name, run_dir)
 

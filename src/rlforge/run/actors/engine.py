@@ -119,7 +119,7 @@ class EngineActor:
                 gpus=hardware.engine_gpus,
                 others=as_played_by(self._config, other_models(self._config)),
             )
-        freeze_gc()
+        freeze_gc()  # what is loaded stays: no collection need look at it again
         log.info("the engine is loaded")
         self._loaded.set()
 

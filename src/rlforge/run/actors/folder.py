@@ -124,6 +124,7 @@ class RunFolder:
         if not self.here:
             files = _read(self.checkpoints / name, state=True)
             ray.get(_server().receive.remote(str(place), files))
+            # All are in the run directory.
             prune(self.checkpoints, _KEPT_BY_LEARNER)
         return str(place)
 
@@ -202,6 +203,7 @@ class FileServer:
     def agent(self, node: str, folder: RunFolder) -> Any:
         """Agent of a node, which is started at the first call."""
         if node not in self._agents:
+            # It outlives every process whose log it sends.
             made: Any = ray.remote(NodeAgent)
             self._agents[node] = made.options(
                 num_cpus=0, max_restarts=-1, max_concurrency=8, scheduling_strategy=on_node(node)

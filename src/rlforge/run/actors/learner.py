@@ -230,6 +230,7 @@ class LearnerActor:
         for learner in self._learners.each():
             if version is not None:
                 learner.version = version
+            # Tokens of earlier versions are still to come: the gap is measured by their adapters.
             learner.recall(self._folder.checkpoint)
         return state
 

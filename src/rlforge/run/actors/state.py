@@ -72,7 +72,7 @@ class TrackerActor(Tracker):
     def close(self, summary: Mapping[str, Any]) -> list[str]:
         try:
             self._writer.flush()
-        finally:
+        finally:  # sinks are closed also where the disk is full
             lines = super().close(summary)
         return lines
 
@@ -146,6 +146,7 @@ class PoolActor(ModelPool):
     def spend(self, usage: Sequence[ApiUsage]) -> None:
         """Add the usage of API players in the games of a collector since its last report."""
         self._api.spend(usage)
+        # At once: a resumed run has what is left of the budget, whatever its state was.
         self._api.save()
 
     def api_usage(self) -> tuple[tuple[ApiUsage, ...], dict[str, float], str | None]:
