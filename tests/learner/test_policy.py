@@ -53,6 +53,8 @@ def played(model, version: int):
         logprobs = tuple(parts.answer_logprobs(model, [sample]).tolist())
         game = f"game-{index // 3}"
         place = {"origin": game, "turn_index": index % 3, "last_turn": index % 3 == 2}
+        # MaxRL takes no scores below 0.
+        place["reward"] = abs(sample.reward)
         samples.append(replace(sample, logprobs=logprobs, policy_version=version, **place))
     return parts.batch(samples, whole_episodes=True)
 
