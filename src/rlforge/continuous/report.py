@@ -148,6 +148,7 @@ def _gain(rows: Sequence[Row], key: str, title: str) -> Chart:
         for row in rows
         if row.get(key) is not None
     ]
+    # Windows without two agents on a side have no interval.
     series = Series.banded("difference, 95 % interval", points)
     return Chart(title=title, series=[series], x_name="window")
 

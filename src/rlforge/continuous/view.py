@@ -51,6 +51,7 @@ def _windows(p: Progress) -> RenderableType:
         )
     below: list[RenderableType] = []
     rewards = tuple(row.reward for row in p.windows if row.reward is not None)
+    # One point is no curve.
     if len(rewards) > 1:
         below.append(pair("reward, 0 to 1", sparkline(rewards)))
     if reason := p.windows[-1].reason:

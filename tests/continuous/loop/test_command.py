@@ -1,10 +1,9 @@
-"""The command ``rlforge continuous``: HTTP, Ctrl-C, sweeps, and wrong arguments."""
+"""The command ``rlforge continuous``: HTTP, Ctrl-C, and what its defaults do."""
 
 import json
 import shutil
 import signal
 import sys
-from pathlib import Path
 
 import httpx
 import pytest
@@ -80,57 +79,3 @@ def test_config_and_graph_show_a_continuous_experiment(monkeypatch, capsys):
     )
     assert code == 0
     assert "learner -->|Checkpoint| deployment" in out
-
-
-@pytest.mark.slow  # the sweep of games runs the same code
-def test_a_sweep_trains_one_run_after_the_other(small_market, monkeypatch, capsys):
-    sweep = [*small_market, "continuous.windows=1", "algorithm=window_grpo,window_ppo"]
-    code, out, err = command(monkeypatch, capsys, "continuous", "-m", *sweep)
-    assert code == 0, err
-    folder = Path(out.splitlines()[-1])
-    assert folder.parent == Path("runs/test")
-    names = [
-        yaml.safe_load((folder / job / "config.yaml").read_text())["algorithm"]["name"]
-        for job in ("0", "1")
-    ]
-    assert names == ["window_grpo", "ppo"]
-    for job in ("0", "1"):
-        summary = json.loads((folder / job / "summary.json").read_text())
-        assert (summary["status"], summary["windows"]) == ("done", 1)
-    # A run stands for the folder of its service.
-    code, out, _ = command(monkeypatch, capsys, "deployments", "--state", folder / "0")
-    assert code == 0
-    assert "deploy-1  live" in out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["train", "+experiment=market_ppo"], 2, "rlforge continuous +experiment=market_ppo"),
-        (["continuous", "+experiment=kuhn_grpo"], 2, "rlforge train +experiment=kuhn_grpo"),
-        (["continuous", "continuous.agents=0"], 2, "continuous.agents=0"),
-        (["continuous", "--resume", "nowhere"], 2, "no run directory nowhere"),
-        (["continuous", "--resume", "x", "seed=1"], 2, "give it no argument but --more"),
-        (["continuous", "-m", "seed=0,1", "continuous.agents=0"], 2, "continuous.agents=0"),
-        (["continuous", "-m", "+experiment=kuhn_grpo", "seed=0,1"], 2, "rlforge train +exp"),
-    ],
-)
-def test_wrong_arguments_are_one_line_and_exit_code_2(
-    monkeypatch, capsys, arguments, code, message
-):
-    Path("x").mkdir()
-    Path("x", "config.yaml").touch()
-    found, _, err = command(monkeypatch, capsys, *arguments)
-    assert found == code
-    assert message in err
-    assert len(err.splitlines()) == 1
-
-
-def test_commands_for_games_refuse_a_continuous_run(monkeypatch, capsys):
-    _, out, _ = command(monkeypatch, capsys, "config", "+experiment=market_continuous")
-    Path("run").mkdir()
-    Path("run/config.yaml").write_text(out)
-    for arguments in (["eval", "run"], ["train", "--resume", "run"]):
-        code, _, err = command(monkeypatch, capsys, *arguments)
-        assert code == 2
-        assert "run is a continuous run; this command is for a run that plays games" in err

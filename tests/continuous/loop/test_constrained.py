@@ -14,9 +14,7 @@ from rlforge.continuous.loop.population import AgentModel, Labels, Population, S
 from rlforge.continuous.market.actions import action_schema, check_form
 from rlforge.continuous.market.trading import AgentPrompter
 from rlforge.continuous.market.world import World
-from rlforge.continuous.preflight.continuous import check_continuous
 from rlforge.engines.grammars import Grammars, json_grammar
-from rlforge.errors import ConfigError
 from rlforge.models.tiny.vocabulary import build_tokenizer
 from rlforge.types import Completion
 
@@ -96,17 +94,3 @@ async def test_every_answer_of_constrained_agents_is_an_action(walk):
         await population.tick()
     assert len(decided) == 24
     assert not [one.action for one in decided if "no action" in one.action.get("problem", "")]
-
-
-@pytest.mark.parametrize(
-    ("experiment", "problem"),
-    [
-        ("market_continuous", "market in JSON, not model.prompt_template=board"),
-        ("served_answers", "in JSON, not continuous.source=requests"),
-    ],
-)
-def test_what_answers_no_market_in_json_cannot_be_constrained(experiment, problem):
-    overrides = [f"+experiment={experiment}", "continuous.constrained=true"]
-    composed = compose(overrides, root=ContinuousConfig)
-    with pytest.raises(ConfigError, match=f"continuous.constrained=True .*{problem}"):
-        check_continuous(composed, keys=False)

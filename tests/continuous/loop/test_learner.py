@@ -53,8 +53,9 @@ def weights(name):
 async def test_the_manifest_of_a_version_names_its_window(learner):
     trained = await learner.train("2024-11-13-10:00", batch())
     assert (trained.checkpoint.uid, trained.checkpoint.version) == ("step-1", 1)
-    assert (trained.samples, learner.standing, learner.version) == (8, "step-1", 1)
+    assert (learner.standing, learner.version) == ("step-1", 1)
     manifest = read_manifest(Path("checkpoints/step-1"))
+    assert manifest.meta["samples"] == 8
     assert manifest.meta["window_id"] == "2024-11-13-10:00"
     assert manifest.meta["parent_uid"] == "step-0"
     assert manifest.has_state

@@ -197,7 +197,6 @@ async def test_an_agent_without_an_answer_does_nothing(populate):
     (idle,) = [d for d in records.decisions.values() if d.agent_id == "agent-2"]
     assert idle.completion is None
     assert (idle.action, idle.metadata.reasoning) == ({"type": "NO_OP"}, "too long")
-    assert population.failed_answers == 1
 
 
 @pytest.mark.parametrize("error", [EngineError("too long"), EngineDeadError("stuck")])

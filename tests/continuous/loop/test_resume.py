@@ -250,7 +250,7 @@ def probes_of(setup):
     assert setup.source is not None
     tokenizer = load_tokenizer(setup.config.model)
     engine = make_engine(setup.config, device="cpu", threads=1)
-    probes = checks_of_run(setup.source, setup.continuous)(engine, tokenizer).probes
+    probes = checks_of_run(setup.source, setup.continuous, engine, tokenizer).probes
     asyncio.run(engine.close())
     return probes, [tokenizer.decode(probe.prompt_token_ids) for probe in probes]
 

@@ -42,7 +42,7 @@ def begun(in_process):
         context = await in_process.make_context(config, Path.cwd() / RUN_DIR)
         async with assembled(context, stop) as assembly:
             await context.actors.tracker.resume_windows.remote([])
-            await assembly.learning.learner.begin()
+            await assembly.learner.begin()
             yield assembly, ContinuousTrainer(context, assembly)
             await context.actors.tracker.close.remote({})
 
@@ -122,7 +122,7 @@ async def test_after_a_refusal_the_version_before_serves_and_learning_continues_
     async with begun(config, asyncio.Event()) as (assembly, trainer):
         assert await trainer.run()
         assert assembly.policy.service.current.number == 0
-        assert assembly.learning.learner.standing == "step-0"
+        assert assembly.learner.standing == "step-0"
     found = rows()
     assert [row["version"] for row in found] == ["step-1", "step-2"]
     assert [row["deployment_success"] for row in found] == [False, False]
@@ -135,7 +135,7 @@ async def test_during_a_trial_nothing_is_trained(make_config, begun):
     async with begun(config, asyncio.Event()) as (assembly, trainer):
         assert await trainer.run()
         assert assembly.policy.service.trial.deployment.number == 1
-        assert assembly.learning.learner.standing == "step-1"
+        assert assembly.learner.standing == "step-1"
         counted = assembly.policy.service.trial.test.arms
         assert sum(arm.count for arm in counted.values()) == 24
     first, second = rows()
@@ -180,13 +180,13 @@ def test_other_algorithms_learn_from_windows_too(make_config, algorithm, execute
 async def test_an_interrupted_run_ends_cleanly_between_phases(make_config, begun):
     config, stop = make_config("continuous.windows=null"), asyncio.Event()
     async with begun(config, stop) as (assembly, trainer):
-        score = assembly.learning.scorer.score
+        score = assembly.scorer.score
 
         async def stopping(decisions):
             stop.set()
             return await score(decisions)
 
-        assembly.learning.scorer.score = stopping
+        assembly.scorer.score = stopping
         assert not await trainer.run()
         entry = assembly.journal.current()
     assert (entry.number, entry.phase) == (1, "scored")

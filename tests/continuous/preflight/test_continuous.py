@@ -89,18 +89,9 @@ def test_the_default_is_the_documents_configuration():
     assert (config.window.minutes, config.window.min_agents) == (60.0, 3)
 
 
-@pytest.mark.parametrize("train_on", ["score", "mix", "reward"])
-def test_a_judge_is_not_the_reward_of_the_answers_that_it_reads(train_on):
-    given = ["+experiment=served_answers", "ruler=judge", f"continuous.train_on={train_on}"]
-    given += ["continuous.select_by=score"]
-    if train_on == "reward":
-        checked(*given)
-    else:
-        refused(f"train_on={train_on} .*please the judge.*reward", *given)
-
-
 def test_a_run_from_requests_needs_no_market_and_options_of_whole_groups_may_bring_other_keys():
     assert not checked("+experiment=served_answers", "model=tiny").has_market
+    checked("+experiment=served_answers", "ruler=judge", "continuous.select_by=score")
     checked("learner=tiny_ppo")
 
 

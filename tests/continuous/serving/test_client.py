@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from rlforge.continuous.serving.client import AdminClient
+from rlforge.continuous.serving.client import AdminClient, state_folder
 from rlforge.continuous.serving.tokens import ADMIN_VARIABLE
 from rlforge.errors import ConfigError, RunError
 
@@ -52,3 +52,10 @@ def test_the_password_of_an_address_is_not_shown(answering, tmp_path):
 def test_an_address_that_is_none_is_refused(answering, url, tmp_path):
     with pytest.raises(ConfigError, match="must be an http:// or https:// address"):
         AdminClient(url, tmp_path)
+
+
+def test_a_run_stands_for_the_folder_of_its_service(tmp_path):
+    own = tmp_path / "deployments"
+    assert state_folder(tmp_path) == tmp_path
+    own.mkdir()
+    assert state_folder(tmp_path) == state_folder(None, tmp_path) == state_folder(own) == own

@@ -12,7 +12,6 @@ import pytest
 
 from rlforge.continuous.serving.tokens import ADMIN_VARIABLE
 
-NOWHERE = "http://127.0.0.1:1"
 RLFORGE = (sys.executable, "-m", "rlforge")
 
 
@@ -127,27 +126,3 @@ def test_a_service_deploys_survives_sigkill_and_stops_at_sigterm(start, make_ada
     lines = listed.stdout.splitlines()  # paths are not broken
     assert all(len(line) <= 80 or str(tmp_path) in line for line in lines)
     assert "no service runs here" in _run("rollback").stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (("rollback",), 1, "deployments: no service was ever started here"),
-        (("deploy", "nowhere"), 1, "deployments: no service was ever started here"),
-        (("serve", "model=tiny", "serve.port=99999"), 2, ": must be 65535 or less"),
-        (("rollback", "--url", NOWHERE), 1, f"no service answers at {NOWHERE}"),
-    ],
-)
-def test_wrong_arguments_are_one_line_that_says_what_to_change(
-    arguments, code, message, monkeypatch, capsys
-):
-    from rlforge.cli import main
-
-    monkeypatch.setenv(ADMIN_VARIABLE, "anything")
-    monkeypatch.setattr(sys, "argv", ["rlforge", *arguments])
-    with pytest.raises(SystemExit) as ending:
-        main()
-    error = capsys.readouterr().err
-    assert ending.value.code == code, error
-    assert message in error
-    assert "Traceback" not in error

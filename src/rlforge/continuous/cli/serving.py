@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -61,11 +62,12 @@ def serve(
     from rlforge.continuous.serving import server
     from rlforge.continuous.serving.setup import compose_service
 
-    setup, checks = compose_service(arguments or [], config_dir), None
+    setup = compose_service(arguments or [], config_dir)
+    checks: server.MakeChecks | None = None
     if setup.continuous is not None and setup.source is not None:
         from rlforge.continuous.loop.policy_side import checks_of_run  # imports torch
 
-        checks = checks_of_run(setup.source, setup.continuous)
+        checks = partial(checks_of_run, setup.source, setup.continuous)
     server.serve(setup, say, checks)
 
 
@@ -147,6 +149,7 @@ def deployments(state: StateDir = None, url: Url = None, json_file: JsonFile = N
         answer = AdminClient(url, folder).deployments()
         rows, trial = answer["deployments"], answer["trial"]
     else:
+        # The file can be read while a service runs.
         rows, trial = [deployment.to_json() for deployment in read_history(folder)], None
     if not rows:
         if state is not None and not folder.is_dir():

@@ -240,6 +240,7 @@ def export_windows(
 
     reader, _ = _opened_store(where)
     _check_ids(window or [], reader)
+    # Files of two exports would be read as one.
     if folder.exists():
         raise ConfigError(f"{folder} exists already; name a folder that does not")
     # Before the work of the export.
@@ -301,6 +302,7 @@ def _opened_store(where: Path) -> tuple[StoreReader, WindowConfig]:
     from rlforge.continuous.decisions.store import EARLIER, FILE, StoreReader, store_folder
     from rlforge.record.files import open_run
 
+    # A store of an earlier release is read as well.
     if any((where / name).is_file() for name in (FILE, EARLIER)):
         run = where.absolute().parent
         if not (run / "config.yaml").is_file():
@@ -309,6 +311,7 @@ def _opened_store(where: Path) -> tuple[StoreReader, WindowConfig]:
     try:
         open_run(where)
     except RlforgeError as error:
+        # A folder that is there is not misspelt.
         what = f"{where} is neither a trajectory store (it has no {FILE}) nor a run"
         raise ConfigError(what if where.is_dir() else str(error)) from error
     # A run may keep its store elsewhere.
@@ -395,6 +398,7 @@ def _decision_table(decision: Decision, scored: Mapping[str, Any], *, full: bool
         lines = content.strip()
         return lines if full or len(lines) <= _SHOWN else f"{lines[: _SHOWN - 1].rstrip()}…"
 
+    # Scripted traders have none.
     version = decision.completion.policy_uid if decision.completion else ""
     moment = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(decision.timestamp))
     who = filter(None, (decision.agent_id, decision.metadata.provider, version))

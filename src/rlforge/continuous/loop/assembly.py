@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
 from functools import partial
+from pathlib import Path
 
 from rlforge.algorithms import make_algorithm
 from rlforge.algorithms.base import Algorithm
@@ -31,22 +32,15 @@ from rlforge.types import PolicyRef, value
 
 
 @value
-class LearningSide:
-    """The learner, and how decisions are scored and rewarded for it."""
-
-    learner: WindowLearner
-    scorer: DecisionScorer
-    reward: DecisionReward
-    algorithm: Algorithm
-
-
-@value
 class Assembly:
     """All parts of a run that is ready to begin."""
 
     policy: PolicySide
     source: Source
-    learning: LearningSide
+    learner: WindowLearner
+    scorer: DecisionScorer
+    reward: DecisionReward
+    algorithm: Algorithm
     journal: Journal
     scores: ScoreFiles
     # A line for each window that is done.
@@ -61,60 +55,48 @@ async def assembled(
 
     Raises ConfigError, CheckpointError, EngineError or RunError when a part cannot be made.
     """
-    run_dir = context.run_dir
-    async with contextlib.AsyncExitStack() as stack:
-        # First of all: the source goes on where the journal ends.
-        journal = stack.enter_context(contextlib.closing(Journal(run_dir / "journal.sqlite")))
-        policy = await stack.enter_async_context(policy_side(context))
-        learning = await stack.enter_async_context(learning_side(context, policy))
-        source = await stack.enter_async_context(source_of(context, policy, journal.last(), stop))
-        digests = DigestChain(run_dir)
-        if digests.begun:
-            digests.rewind(journal.done())  # to the lines of the windows that are done
-        else:
-            digests.append(0, {"computed": facts(context.config, context.hardware)})
-        yield Assembly(
-            policy=policy,
-            source=source,
-            learning=learning,
-            journal=journal,
-            scores=ScoreFiles(run_dir),
-            digests=digests,
-        )
-
-
-# ---------------------------------------------------------------- learning side
-
-
-@contextlib.asynccontextmanager
-async def learning_side(
-    context: RunContext[ContinuousConfig], policy: PolicySide
-) -> AsyncIterator[LearningSide]:
-    """The learner group, and the scorer with what it learned before."""
     config, actors, run_dir = context.config, context.actors, context.run_dir
     update: Update = actors.learner.update
     if context.hardware.alternate:
         # On one device engine and learner take turns.
         update = partial(update_in_turn, actors, partial(call_restarted, actors.named))
-    ruler = config.ruler
-    if ruler.model_path is None:  # what the scorer learns is kept in the run directory
-        ruler = dataclasses.replace(ruler, model_path=str(run_dir / "ruler"))
-    local = LocalModel(  # for a judge: the base model, which does not change during training
-        generator=policy.engine,
-        tokenizer=policy.tokenizer,
-        policy=PolicyRef(uid="base", kind="checkpoint"),
-        stop_token_ids=policy.params.stop_token_ids,
-    )
-    scorer = make_scorer(ruler, seed=config.seed, local=local)
-    try:
-        yield LearningSide(
+    async with contextlib.AsyncExitStack() as stack:
+        # First of all: the source goes on where the journal ends.
+        journal = stack.enter_context(contextlib.closing(Journal(run_dir / "journal.sqlite")))
+        policy = await stack.enter_async_context(policy_side(context))
+        scorer = _scorer(config, run_dir, policy)
+        stack.push_async_callback(scorer.close)
+        source = await stack.enter_async_context(source_of(context, policy, journal.last(), stop))
+        digests = DigestChain(run_dir)
+        if digests.begun:
+            digests.rewind(journal.done())  # to the lines of the windows that are done
+        else:
+            digests.append(0, {"computed": facts(config, context.hardware)})
+        yield Assembly(
+            policy=policy,
+            source=source,
             learner=WindowLearner(
                 actors.learner, run_dir / "checkpoints", config.learner.keep_checkpoints, update
             ),
             scorer=scorer,
             reward=DecisionReward(config.decision_reward),
             algorithm=make_algorithm(config.algorithm, config.engine.max_tokens),
+            journal=journal,
+            scores=ScoreFiles(run_dir),
+            digests=digests,
         )
-    finally:
-        # A judge holds connections.
-        await scorer.close()
+
+
+def _scorer(config: ContinuousConfig, run_dir: Path, policy: PolicySide) -> DecisionScorer:
+    """The scorer with what it learned before."""
+    ruler = config.ruler
+    if ruler.model_path is None:  # what the scorer learns is kept in the run directory
+        ruler = dataclasses.replace(ruler, model_path=str(run_dir / "ruler"))
+    local = LocalModel(
+        generator=policy.engine,
+        tokenizer=policy.tokenizer,
+        # A judge is the base model, which does not change during training.
+        policy=PolicyRef(uid="base", kind="checkpoint"),
+        stop_token_ids=policy.params.stop_token_ids,
+    )
+    return make_scorer(ruler, seed=config.seed, local=local)

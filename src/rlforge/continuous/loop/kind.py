@@ -45,6 +45,7 @@ class Continuous(RunKind[ContinuousConfig]):
     def check_prompts(self, config: ContinuousConfig) -> None:
         from rlforge.continuous.preflight.continuous import check_answers
 
+        # Without one there are no prompts to check.
         if config.has_market:
             check_answers(config, config.market)
 
@@ -52,6 +53,7 @@ class Continuous(RunKind[ContinuousConfig]):
         def part(name: str, read: tuple[str, ...], *sends: tuple[str, str]) -> ActorSpec:
             return ActorSpec(name=name, actor=None, reads=read, sends=sends)
 
+        # Parts without an actor of their own are drawn, and not started.
         read = ("store", "window", "decision_reward")
         store = part("store", read, ("scorer", "TrainingWindow"), ("learner", "TrainBatch"))
         asked = ("engine", "prompt ids, sampling parameters, policy")

@@ -34,7 +34,6 @@ class Trained:
     """A new version on disk, with metrics and digests of its update."""
 
     checkpoint: Checkpoint
-    samples: int
     metrics: Mapping[str, float]
     digests: Mapping[str, str]
 
@@ -140,9 +139,4 @@ def _checkpoint(path: Path) -> Checkpoint:
 
 def _trained(path: Path) -> Trained:
     meta = read_manifest(path, verify=False).meta
-    return Trained(
-        checkpoint=_checkpoint(path),
-        samples=int(meta["samples"]),
-        metrics=meta["metrics"],
-        digests=meta["digests"],
-    )
+    return Trained(checkpoint=_checkpoint(path), metrics=meta["metrics"], digests=meta["digests"])

@@ -15,9 +15,10 @@ from rlforge.continuous.loop.population import result_of
 from rlforge.continuous.loop.trials import MarketTrials, answer_probes, market_probes
 from rlforge.continuous.market.books import Settled
 from rlforge.continuous.market.trading import AgentPrompter
+from rlforge.continuous.serving.client import STATE_DIR
 from rlforge.continuous.serving.metrics import Metrics
 from rlforge.continuous.serving.records import Deployment
-from rlforge.continuous.serving.server import Checks, MakeChecks
+from rlforge.continuous.serving.server import Checks
 from rlforge.continuous.serving.service import DeploymentService
 from rlforge.engines.base import Engine
 from rlforge.models.load import load_tokenizer, stop_token_ids
@@ -26,9 +27,6 @@ from rlforge.run.lifecycle import RunContext
 from rlforge.system.checkpoint import step_name
 from rlforge.types import Checkpoint, PolicyRef, SamplingParams, value
 
-DEPLOYMENTS = "deployments"
-"""Folder of the deployment service in the run directory."""
-
 
 @value
 class Deployed:
@@ -36,44 +34,6 @@ class Deployed:
 
     success: bool | None
     reason: str = ""
-
-
-class DeploymentsByStep:
-    """The deployments of ``service`` by the names of their checkpoints, ``step-N``.
-
-    The base model is ``step-0``. Adapters from elsewhere have no such name: learning neither
-    continues from them nor learns from their decisions.
-    """
-
-    def __init__(self, service: DeploymentService) -> None:
-        self._service = service
-
-    def on_trial(self) -> bool:
-        """Whether a new version is being compared with the current one."""
-        return self._service.trial is not None
-
-    def serving(self) -> str:
-        """The run's own version that serves, or served last; in a trial the current one."""
-        return next(step for step in map(_step, self._service.stack()) if step is not None)
-
-    def foreign(self) -> Mapping[str, str]:
-        """The sources of deployments from elsewhere, by ``Deployment.uid``."""
-        return {d.uid: d.source for d in self._service.history() if _step(d) is None}
-
-    def needed(self) -> Collection[str]:
-        """Versions from which learning may have to continue."""
-        served = map(_step, self._service.served())
-        return {self.serving(), *(step for step in served if step is not None)}
-
-    async def deploy(self, checkpoint: Checkpoint) -> Deployed:
-        """Deploy ``checkpoint``, unless it serves already."""
-        # Deployment 0 is the base model, which ``learner.initial_adapter`` differs from.
-        if any(d.number and _step(d) == checkpoint.uid for d in self._service.served()):
-            return Deployed(success=True)
-        deployment = await self._service.deploy(checkpoint)
-        if deployment.phase == "trial":
-            return Deployed(success=None, reason=f"{deployment.uid} is on trial")
-        return Deployed(success=deployment.succeeded, reason=deployment.reason)
 
 
 def _step(deployment: Deployment) -> str | None:
@@ -86,16 +46,43 @@ def _step(deployment: Deployment) -> str | None:
 
 @value
 class PolicySide:
-    """The engine that answers, and the deployments that it serves."""
+    """The engine that answers, and the deployments that it serves.
+
+    Learning knows deployments by the names of their checkpoints, ``step-N``; the base model is
+    ``step-0``. Adapters from elsewhere have no such name: learning neither continues from them nor
+    learns from their decisions.
+    """
 
     engine: Engine
     service: DeploymentService
-    deployments: DeploymentsByStep
     metrics: Metrics
     trials: MarketTrials | None
     prompter: AgentPrompter | None
     params: SamplingParams
     tokenizer: Any
+
+    def serving(self) -> str:
+        """The run's own version that serves, or served last; in a trial the current one."""
+        return next(step for step in map(_step, self.service.stack()) if step is not None)
+
+    def foreign(self) -> Mapping[str, str]:
+        """The sources of deployments from elsewhere, by ``Deployment.uid``."""
+        return {d.uid: d.source for d in self.service.history() if _step(d) is None}
+
+    def needed(self) -> Collection[str]:
+        """Versions from which learning may have to continue."""
+        served = map(_step, self.service.served())
+        return {self.serving(), *(step for step in served if step is not None)}
+
+    async def deploy(self, checkpoint: Checkpoint) -> Deployed:
+        """Deploy ``checkpoint``, unless it serves already."""
+        # Deployment 0 is the base model, which ``learner.initial_adapter`` differs from.
+        if any(d.number and _step(d) == checkpoint.uid for d in self.service.served()):
+            return Deployed(success=True)
+        deployment = await self.service.deploy(checkpoint)
+        if deployment.phase == "trial":
+            return Deployed(success=None, reason=f"{deployment.uid} is on trial")
+        return Deployed(success=deployment.succeeded, reason=deployment.reason)
 
 
 @contextlib.asynccontextmanager
@@ -117,7 +104,7 @@ async def policy_side(context: RunContext[ContinuousConfig]) -> AsyncIterator[Po
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(engine.close)
         service = await DeploymentService.open(
-            context.run_dir / DEPLOYMENTS,
+            context.run_dir / STATE_DIR,
             engine,
             config.deployment,
             config.model,
@@ -130,7 +117,6 @@ async def policy_side(context: RunContext[ContinuousConfig]) -> AsyncIterator[Po
         yield PolicySide(
             engine=engine,
             service=service,
-            deployments=DeploymentsByStep(service),
             metrics=metrics,
             trials=trials,
             prompter=prompter,
@@ -156,14 +142,12 @@ def follow_engine(context: RunContext[ContinuousConfig], name: str, state: Engin
     )
 
 
-def checks_of_run(run_dir: Path, config: ContinuousConfig) -> MakeChecks:
+def checks_of_run(
+    run_dir: Path, config: ContinuousConfig, engine: Engine, tokenizer: Any
+) -> Checks:
     """Checks of a run's versions, for a service; config: with the service's model and engine."""
-
-    def make(engine: Engine, tokenizer: Any) -> Checks:
-        params = config.engine.sampling(stop_token_ids(config.model, tokenizer))
-        return _tests(config, run_dir, engine, tokenizer, params)[0]
-
-    return make
+    params = config.engine.sampling(stop_token_ids(config.model, tokenizer))
+    return _tests(config, run_dir, engine, tokenizer, params)[0]
 
 
 def _tests(

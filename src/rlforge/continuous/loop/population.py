@@ -127,7 +127,6 @@ class Population:
         recorded: Mapping[str, Decision] | None = None,
     ) -> None:
         self.state = state
-        self.failed_answers = 0
         self._model, self._labels = model, labels
         self._reward, self._record = reward, record
         self._recorded = dict(recorded or {})
@@ -201,7 +200,6 @@ class Population:
         except EngineDeadError as error:
             raise RunError(f"the engine is gone: {error}") from error
         except EngineError as error:
-            self.failed_answers += 1
             log.warning("%s got no answer and does nothing: %s", agent_id, error)
             return error
 

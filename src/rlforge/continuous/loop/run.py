@@ -12,9 +12,10 @@ from typing import Any
 from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.loop.assembly import Assembly, assembled
 from rlforge.continuous.loop.performance import POLICY
-from rlforge.continuous.loop.policy_side import DEPLOYMENTS, PolicySide
+from rlforge.continuous.loop.policy_side import PolicySide
 from rlforge.continuous.loop.trainer import ContinuousTrainer
 from rlforge.continuous.report import FIGURES
+from rlforge.continuous.serving.client import STATE_DIR
 from rlforge.continuous.serving.server import answer_requests, found_at, http_over, listen, url_of
 from rlforge.continuous.serving.tokens import make_tokens
 from rlforge.errors import RunError
@@ -80,7 +81,7 @@ class ContinuousRun:
     def summary(self) -> Mapping[str, Any]:
         if self._parts is None:
             return self._last_summary
-        journal, deployments = self._parts.journal, self._parts.policy.deployments
+        journal, policy = self._parts.journal, self._parts.policy
         # After training, else in the last window.
         done = [entry for entry in journal.entries() if entry.phase == "done"]
         mean = done[-1].facts["done"]["window"]["policy_reward"] if done else None
@@ -88,31 +89,31 @@ class ContinuousRun:
             mean = self._comparison["after"]["players"][POLICY]["avg_reward"]
         return {
             "windows": journal.done(),
-            "serving": deployments.serving(),
+            "serving": policy.serving(),
             "comparison": self._comparison,
             "objective": -math.inf if mean is None else float(mean),
         }
 
     async def _continue_from_deployment(self, parts: Assembly) -> None:
-        learner, policy = parts.learning.learner, parts.policy
+        learner, policy = parts.learner, parts.policy
         current = policy.service.current
         if policy.service.fell_back:
             self._context.note(policy.service.fell_back)
         start = await learner.begin()
-        untouched = policy.deployments.serving() == step_name(0)
+        untouched = policy.serving() == step_name(0)
         if untouched and self._config.learner.initial_adapter and not current.path:
             self._now("checking learner.initial_adapter before it serves")
             # Its checks are those of any version: users get its answers.
-            deployed = await policy.deployments.deploy(start)
+            deployed = await policy.deploy(start)
             if deployed.success is False:
                 raise RunError(f"learner.initial_adapter does not serve: {deployed.reason}")
         # A version that was refused is no place to go on from.
-        own = await learner.restore(policy.deployments.serving())
-        if (source := policy.deployments.foreign().get(current.uid)) is not None:
+        own = await learner.restore(policy.serving())
+        if (source := policy.foreign().get(current.uid)) is not None:
             self._context.note(
                 f"{current.uid} is not of this run ({source}): {own.uid} serves again"
             )
-            deployed = await policy.deployments.deploy(own)
+            deployed = await policy.deploy(own)
             if deployed.success is False:
                 raise RunError(f"{own.uid} does not serve: {deployed.reason}")
 
@@ -127,7 +128,7 @@ class ContinuousRun:
             self._now(f"measuring the policy {when} training")
             players = await policy.trials.compare(policy.service.current.policy())
             content[when] = {
-                "version": policy.deployments.serving(),
+                "version": policy.serving(),
                 "episodes": episodes,
                 "players": {name: asdict(one) for name, one in players.items()},
             }
@@ -148,7 +149,7 @@ async def _served_over_http(
     if not config.continuous.http:
         yield
         return
-    folder = context.run_dir / DEPLOYMENTS
+    folder = context.run_dir / STATE_DIR
     app = http_over(
         policy.service,
         policy.engine,
@@ -159,14 +160,11 @@ async def _served_over_http(
     )
     over = asyncio.Event()
 
-    async def ended() -> None:
-        await over.wait()
-
     with contextlib.closing(listen(config.serve.host, config.serve.port)) as listener:
         context.note(f"serving at {url_of(listener)}/v1")
 
         async def answer() -> None:
-            if await answer_requests(app, listener, ended(), drain_s=config.serve.drain_s):
+            if await answer_requests(app, listener, over.wait(), drain_s=config.serve.drain_s):
                 # The server takes the signals of the process, and the run must end by them, too.
                 stop.set()
 

@@ -97,7 +97,7 @@ class ContinuousTrainer:
         source = self._parts.source
         await source.driver.advance_to(source.windows.due_at(window_id))
         allowed = await asyncio.to_thread(source.windows.may_stay_open, window_id)
-        # Outcomes may come long after a window's end.
+        # Else a grace period or a rolling window, of which none is waited for.
         if allowed is not None:
             await source.driver.settle(window_id, allowed)
 
@@ -109,17 +109,17 @@ class ContinuousTrainer:
         if not work.reached("scored"):
             if window.ready:
                 self._say("scoring", work)
-                scores = await self._parts.learning.scorer.score(window.decisions)
+                scores = await self._parts.scorer.score(window.decisions)
                 # A resumed process reads them: a judge would not say the same twice.
                 self._parts.scores.write(window, scores)
             work = self._reach(work, "scored")
         return work, self._parts.scores.read(window) if window.ready else None
 
     def _filter(self, window: TrainingWindow, scores: DecisionScores | None) -> WindowBatch:
-        learning = self._parts.learning
+        parts = self._parts
         if scores is None:
             return WindowBatch(batch=None, reason=f"it is not ready: {'; '.join(window.reasons)}")
-        if self._parts.policy.deployments.on_trial():
+        if parts.policy.service.trial is not None:
             return WindowBatch(
                 batch=None,
                 reason="a version is on trial: its end decides which version to continue from",
@@ -129,14 +129,14 @@ class ContinuousTrainer:
             for decision, score in zip(window.decisions, scores.values, strict=True)
             if decision.reward is not None
         ]
-        rewards = learning.reward.normalize([reward for _, reward, _ in known])
+        rewards = parts.reward.normalize([reward for _, reward, _ in known])
         rules = WindowFilter(
             settings=self._config.continuous,
             max_staleness=self._config.max_staleness,
-            algorithm=learning.algorithm,
-            version=learning.learner.version,
+            algorithm=parts.algorithm,
+            version=parts.learner.version,
             max_length=self._config.learner.max_train_len,
-            foreign=frozenset(self._parts.policy.deployments.foreign()),
+            foreign=frozenset(parts.policy.foreign()),
             gamma=self._config.decision_reward.gamma,
         )
         return rules.build_window_batch(
@@ -151,7 +151,7 @@ class ContinuousTrainer:
     async def _train(self, work: Entry, gathered: WindowBatch) -> tuple[Entry, Trained | None]:
         """Make one update on the window; agents and HTTP clients are served meanwhile."""
         self._parts.source.driver.check_stop()
-        learner = self._parts.learning.learner
+        learner = self._parts.learner
         if work.reached("trained"):
             uid = work.facts["trained"]["uid"]
             return work, None if uid is None else learner.trained_on(work.window_id)
@@ -176,14 +176,14 @@ class ContinuousTrainer:
         if work.reached("deployed"):
             known = work.facts["deployed"]
             return work, Deployed(success=known["success"], reason=known["reason"])
-        deployments, learner = self._parts.policy.deployments, self._parts.learning.learner
+        policy, learner = self._parts.policy, self._parts.learner
         deployed = Deployed(success=None)
         if trained is not None:
             self._say("deploying after", work)
-            deployed = await deployments.deploy(trained.checkpoint)
-        if not deployments.on_trial() and learner.standing != deployments.serving():
-            log.warning("learning goes on from %s, which serves", deployments.serving())
-            await learner.restore(deployments.serving())
+            deployed = await policy.deploy(trained.checkpoint)
+        if policy.service.trial is None and learner.standing != policy.serving():
+            log.warning("learning goes on from %s, which serves", policy.serving())
+            await learner.restore(policy.serving())
         facts = {"success": deployed.success, "reason": deployed.reason}
         return self._reach(work, "deployed", **facts), deployed
 
@@ -195,22 +195,22 @@ class ContinuousTrainer:
         trained: Trained | None,
         deployed: Deployed,
     ) -> None:
-        learning, source = self._parts.learning, self._parts.source
+        parts, source = self._parts, self._parts.source
         # Only now: its own outcomes must not improve a window's scores.
-        learned = learning.scorer.learn([window]) if window.ready else {}
+        learned = parts.scorer.learn([window]) if window.ready else {}
         scorer = {**(scores.metrics if scores else {}), **learned}
         row = self._row(work, window, scorer, trained, deployed)
         row |= await self._context.actors.custom_scalars()
         update = None if trained is None else dict(trained.metrics)
         line = await asyncio.to_thread(_digests, window, scores, trained)
         # Before "done": a run that dies in between drops the line when it is resumed.
-        self._parts.digests.append(work.number, line)
-        self._parts.journal.reach(work, "done", window=row, update=update)
+        parts.digests.append(work.number, line)
+        parts.journal.reach(work, "done", window=row, update=update)
         self._context.actors.tracker.log_window.remote(row, update)
         keep_first = self._config.store.keep_windows is None
         keep_samples(self._context.run_dir, window, scores, first=keep_first)
         # A trial or a rollback may need versions that do not serve now.
-        learning.learner.prune(self._parts.policy.deployments.needed())
+        parts.learner.prune(parts.policy.needed())
         await asyncio.to_thread(self._delete_old, window.id)
         if source.push is not None:
             await source.push.after_window(*source.windows.grid.span(window.id))
@@ -227,7 +227,7 @@ class ContinuousTrainer:
         facts, metrics = work.facts["trained"], trained.metrics if trained else {}
         gathered: Mapping[str, int] = facts["gathered"]
         worked = math.fsum(float(phase.get("seconds", 0)) for phase in work.facts.values())
-        rewards = _reward_figures(self._parts.learning.reward, window.decisions)
+        rewards = _reward_figures(self._parts.reward, window.decisions)
         players = by_player(window.decisions)
         policy = players.get(POLICY)
         gain = difference_to_control(window.decisions)

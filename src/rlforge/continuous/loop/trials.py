@@ -141,6 +141,7 @@ def market_probes(
 ) -> tuple[Probe, ...]:
     """Prompts of a moving market that every new version must answer, greedily."""
     greedy = _greedy(config, params)
+    # Prompts of one moment would be alike.
     draw = random.Random(config.seed + _PROBES)
     state = SimulationState(config.market, 1, config.seed + _PROBES)
     (agent,) = state.agents

@@ -59,6 +59,7 @@ def _continuous_problems(composed: Composed[ContinuousConfig], *, keys: bool) ->
     }
     yield from of_source[config.continuous.source](composed, config)
     source = config.continuous.source
+    # Trials count outcomes of agents and of clients.
     if source in ("episodes", "store") and config.deployment.strategy == "ab_test":
         yield composed.error(
             "deployment.strategy",

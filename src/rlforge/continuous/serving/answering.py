@@ -43,13 +43,10 @@ log = logging.getLogger(__name__)
 
 @value
 class Limits:
-    """Limits of the model, and the sampling parameters of requests that name none.
-
-    model_len: tokens of prompt and answer together. timeout_s: within which an answer must have
-    ended.
-    """
+    """Limits of the model, and the sampling parameters of requests that name none."""
 
     model_len: int
+    # Ids of prompts lie below it.
     vocab_size: int
     defaults: SamplingParams
     timeout_s: float
@@ -58,13 +55,7 @@ class Limits:
 class Answering:
     """Reads requests with ``tokenizer``, and has ``service`` answer them.
 
-    Args:
-        service: Chooses the version of each answer.
-        tokenizer: Of the model.
-        limits: Of the model, and defaults of requests.
-        model_name: In requests; ``NAME@deploy-3`` names one version of it.
-        ids: Makes the ids of answers.
-        observer: Sees the answers.
+    model_name: in requests; ``NAME@deploy-3`` names one version of it. observer: sees the answers.
     """
 
     def __init__(
@@ -76,6 +67,7 @@ class Answering:
         ids: AnswerIds,
         observer: AnswerObserver | None = None,
     ) -> None:
+        # Pieces of text come from the library's own stream.
         if not getattr(tokenizer, "is_fast", False):
             raise ConfigError(
                 f"model.name: {type(tokenizer).__name__} is a tokenizer in Python, and answers are "
@@ -130,9 +122,11 @@ class Answering:
             )
         except EngineError as error:
             where = "messages" if request.kind == "chat" else "prompt"
+            # Clients cut their conversation at this code.
             too_long = len(prompt) >= limits.model_len
             code = "context_length_exceeded" if too_long else "invalid_value"
             raise RequestError(str(error), param=where, code=code) from error
+        # A named version answers whatever the user's is.
         pinned = None if request.model == self._model_name else named.policy()
         return Answer(self, request, prompt, params, pinned)
 
@@ -161,6 +155,7 @@ class Answering:
             except ValueError as error:
                 raise RequestError(str(error), param="messages") from error
         assert isinstance(request, CompletionRequest)
+        # A text gets the tokens that the tokenizer adds; ids are taken as they are.
         prompt = request.prompt
         return text_ids(self.tokenizer, prompt) if isinstance(prompt, str) else tuple(prompt)
 
@@ -196,7 +191,6 @@ class Answer:
 
     @cached_property
     def id(self) -> str:
-        """Its signed name."""
         prefix = "chatcmpl" if self._request.kind == "chat" else "cmpl"
         user = self._request.user
         return self._by.ids.new(prefix, self.policy.uid, user, trial=self._trial)
@@ -220,6 +214,7 @@ class Answer:
                     yield self._chunk(self._delta(first, content=piece))
                     first = False
             except (EngineError, TimeoutError) as error:
+                # The status of the response is not sent yet.
                 if first:
                     raise
                 log.warning("a stream of %s ended early: %s", self.policy.uid, error or "time")
@@ -271,11 +266,11 @@ class Answer:
         # Before the client has the end of the answer, and may report its outcome.
         await self._observe()
         self.ended = True
+        # After the observer, which the client may ask about it.
         if last and stream:
             yield last
 
     def _finish(self, text: TextStream, completion: Completion) -> str:
-        """Take over the engine's answer; returns the last piece of its text."""
         ids = completion.token_ids
         self.tokens = len(ids)
         if self._params.model_logprobs:
@@ -340,7 +335,6 @@ class Answer:
         yield self._chunk(self._delta(first) | {"finish_reason": reason})
 
     def _read(self, text: str) -> tuple[str | None, list[dict[str, Any]], str]:
-        """Text of it, its calls of tools, and why it ended."""
         request, reason = self._request, self.finish_reason
         if not isinstance(request, ChatRequest) or not request.offered():
             return text, [], reason

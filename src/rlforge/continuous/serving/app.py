@@ -50,17 +50,7 @@ _TO_JSON = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class Api:
-    """The endpoints of one service, and who may call them.
-
-    Args:
-        service: The versions that answer.
-        engine: Its counters are among the metrics.
-        answering: Reads requests, and answers them.
-        config: The group ``serve``.
-        tokens: What callers prove themselves with.
-        metrics: Counts requests and answers.
-        ready: Whether the engine answers.
-    """
+    """The endpoints of one service, and who may call them; ready: whether the engine answers."""
 
     def __init__(
         self,
@@ -74,6 +64,7 @@ class Api:
     ) -> None:
         self._service, self._engine, self._answering = service, engine, answering
         self._config, self._tokens, self._metrics, self._ready = config, tokens, metrics, ready
+        # Beyond loopback every request needs a token.
         self._loopback = is_loopback(config.host)
         self._under_way = 0
 
@@ -149,6 +140,7 @@ class Api:
         trial = self._service.trial
         counted = (
             trial is not None
+            # An answer of an earlier trial, or of a named version, says nothing about this one.
             and known.trial == trial.deployment.number
             and await self._service.record_outcome(
                 given.reward, uid=known.uid, key=given.id, cluster=judge
@@ -167,7 +159,6 @@ class Api:
         return JSONResponse({"status": "ok"})
 
     async def readiness(self) -> Response:
-        """Whether the engine answers."""
         # Load balancers send no requests meanwhile.
         if self._ready():
             return JSONResponse({"status": "ready", "version": self._service.current.uid})
@@ -181,6 +172,7 @@ class Api:
 
     async def deploy(self, asked: DeployRequest) -> Response:
         """Deploy, and answer when the deployment has ended."""
+        # Before the deployment, so that a wrong path is not in the history.
         source = await asyncio.to_thread(find_source, Path(asked.adapter), asked.checkpoint)
         deployment = await self._service.deploy(source)
         return JSONResponse(deployment.to_json(), status_code=200 if deployment.succeeded else 409)
@@ -231,6 +223,7 @@ class Api:
             async with contextlib.aclosing(answer.chunks()) as chunks:
                 async for chunk in chunks:
                     yield f"data: {_TO_JSON(chunk)}\n\n"
+        # OpenAI's clients wait for it.
         yield "data: [DONE]\n\n"
 
     @contextlib.contextmanager
@@ -242,6 +235,7 @@ class Api:
         finally:
             self._under_way -= 1
             self._metrics.under_way.dec()
+            # Requests that were given up are no answers.
             if answer.ended:
                 trial = self._service.trial
                 on_trial = trial is not None and trial.deployment.uid == answer.policy.uid
@@ -251,6 +245,7 @@ class Api:
 
 def make_app(api: Api, count: Callable[[str, int, float], None]) -> ASGIApp:
     """The endpoints as an ASGI application; count: see ``Door``."""
+    # Its pages would load scripts from the network.
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     for method, path, endpoint, who in (
         ("POST", "/v1/chat/completions", api.chat, api.client),
@@ -355,6 +350,7 @@ async def _unless_disconnected(request: Request, work: Awaitable[None]) -> None:
     try:
         await asyncio.wait((answer, watch), return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
+            # As nginx calls it; nobody reads the answer.
             raise HTTPException(499, "the client went away")
         answer.result()
     finally:

@@ -67,16 +67,14 @@ class AdminClient:
         self._token = read_admin_token(state_dir)
 
     def deploy(self, adapter: Path, checkpoint: str) -> dict[str, Any]:
-        """Deploy, and return the deployment when it has ended."""
+        # The service may run in another folder.
         body = {"adapter": str(adapter.absolute()), "checkpoint": checkpoint}
         return self._call("POST", "/admin/deploy", body, "uid")
 
     def rollback(self) -> dict[str, Any]:
-        """Roll back, and return the deployment that is served then."""
         return self._call("POST", "/admin/rollback", {}, "uid")
 
     def deployments(self) -> dict[str, Any]:
-        """``current``, ``trial`` and all ``deployments``."""
         return self._call("GET", "/admin/deployments", None, "deployments")
 
     def _call(
@@ -92,6 +90,7 @@ class AdminClient:
                 f"{self._url}{path}",
                 json=body,
                 headers={"authorization": f"Bearer {self._token}"},
+                # A deployment takes minutes.
                 timeout=httpx.Timeout(None, connect=_CONNECT_S),
                 trust_env=trusted,
             )
@@ -119,6 +118,7 @@ def stage(folder: Path, source: Path, strategy: str) -> Deployment:
     """Record an adapter for the next service on ``folder`` to deploy; RunError where one runs."""
     checkpoint = checkpoint_of(source)
     with owned(folder) as journal:
+        # The first deployment of a folder is the base model.
         if not journal.history():
             raise DeploymentError(f"{folder}: no service was ever started here")
         return journal.begin(

@@ -79,13 +79,8 @@ def calls_grammar(
 
 
 def tool_calls(text: str, prefix: str = "call") -> tuple[dict[str, Any], ...]:
-    """The calls in an answer, in OpenAI's form with their arguments as an object.
-
-    Example:
-        >>> (call,) = tool_calls('<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>')
-        >>> call["id"], call["function"]
-        ('call_0', {'name': 'add', 'arguments': {'a': 2}})
-    """
+    """The calls in an answer, in OpenAI's form with their arguments as an object."""
+    # What is no JSON object with a name is text.
     calls = [call for written in _CALL.findall(text) if (call := _call(written)) is not None]
     return tuple(
         {"id": f"{prefix}_{number}", "type": "function", "function": call}
@@ -107,12 +102,12 @@ def without_calls(text: str, *, cut: bool = False) -> str:
 
 
 def ends_in_call(text: str) -> bool:
-    """Whether nothing stands behind the last call of an answer."""
     return text.rstrip().endswith(_END)
 
 
 def _call(written: str) -> dict[str, Any] | None:
     try:
+        # Unlike json.loads it refuses deep nesting with a ValueError.
         call = from_json(written, allow_inf_nan=False)
     except ValueError:  # no JSON, or nested too deeply
         return None

@@ -34,18 +34,7 @@ FAILURES = (RlforgeError, OSError, TimeoutError)
 
 
 class Deployer:
-    """The versions that are served, and their changes.
-
-    Args:
-        folder: Holds copies of adapters.
-        engine: Answers with the versions.
-        journal: The state in the folder.
-        config: The group ``deployment``.
-        model: Which adapters must fit.
-        probes: What every new version must answer.
-        on_phase: Called with a deployment after every change of it.
-        rewards: The least and the largest outcome of a trial.
-    """
+    """The versions that are served, and their changes; made by ``DeploymentService.open``."""
 
     live: Live
 
@@ -117,6 +106,7 @@ class Deployer:
             # Another task left it while this one waited.
             if before.current.uid != leaving.uid:
                 return before.current
+            # Newest first; the base model is the last one.
             for former in self._journal.live()[1:]:
                 if former.path is None and not to_base:
                     raise DeploymentError(self._only_base())
@@ -165,6 +155,7 @@ class Deployer:
 
     async def resume(self) -> None:
         """Serve the version that was served last, or the base model at the first start."""
+        # An earlier process died in a deployment.
         for left in self._journal.interrupt():
             log.warning("%s is not served: %s", left.uid, left.reason)
         stack = self._journal.live()
@@ -220,7 +211,7 @@ class Deployer:
     async def _carry_out(
         self, number: int, source: Checkpoint, holdout: Holdout | None
     ) -> Deployment:
-        """Deploy ``source`` as number ``number``; it ends live, on trial or rejected."""
+        """Deploy ``source``; it ends live, on trial or rejected."""
         limit, live = self._config.timeout_s, self.live
         if source.path is None:
             raise DeploymentError(f"{source.uid} is the base model; roll back to get there")
@@ -296,7 +287,6 @@ class Deployer:
         return None
 
     async def _promote(self, number: int) -> Deployment:
-        """Serve a verified version to all users, also after a restart."""
         promoted = await asyncio.to_thread(self._journal.promote, number)
         self.live = Live(current=promoted)
         self._report(promoted)
@@ -307,6 +297,7 @@ class Deployer:
         log.error("deployment of %s failed: %s", deployment.source, reason)
         try:
             swapped = (await asyncio.to_thread(self._journal.deployment, deployment.number)).phase
+            # Users may have had answers of it.
             phase: Phase = "rolled_back" if swapped == "verifying" else "failed"
             failed = await self._advance(deployment.number, phase, reason=reason)
         # The disk may be full: then only the result holds the reason.
@@ -322,6 +313,7 @@ class Deployer:
             await asyncio.to_thread(self._journal.forget_former, self._config.keep)
             served = (*self._journal.live(), *self.live.served())
             paths = {*(d.path for d in served), *+self.in_use}
+            # What requests under way may read again stays, too.
             kept = {Path(path).name for path in paths if path}
             await asyncio.to_thread(prune, self.folder / VERSIONS, 0, kept)
             # Serving does not depend on it: a failure is only logged.

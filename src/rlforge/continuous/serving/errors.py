@@ -24,15 +24,7 @@ EXPLAINED = (
 
 
 class RequestError(HTTPException):
-    """A request that is refused.
-
-    Args:
-        message: Why, for its sender.
-        param: The field at fault.
-        code: OpenAI's error code.
-        status: Of HTTP.
-        headers: Of the answer.
-    """
+    """A request that is refused. param: the field at fault. code: OpenAI's error code."""
 
     def __init__(
         self,
@@ -55,7 +47,7 @@ def error_body(
 
 
 async def explain(request: Request, error: Exception) -> Response:
-    """A failure in the form that OpenAI's clients read."""
+    """A failure in that form."""
     message, param, code = str(error), None, None
     match error:
         case RequestValidationError():
@@ -67,6 +59,7 @@ async def explain(request: Request, error: Exception) -> Response:
         case RequestError():
             status, message = error.status_code, error.detail
             param, code = error.param, error.code
+        # The request is fine, and the state of the service is against it.
         case DeploymentError():
             status, code = 409, "deployment"
         case EngineError():
@@ -107,10 +100,10 @@ def _invalid(error: RequestValidationError) -> tuple[str | None, str, str | None
 
 
 def _place(problem: Mapping[str, Any], body: Any) -> str:
-    """Where a problem lies, without the types that pydantic has tried."""
     parts, at = [], body
     for part in problem["loc"][1:]:
         try:
+            # Names of types are no keys of the body.
             at = at[part]
         except (LookupError, TypeError):
             if problem["type"] != "missing" or part != problem["loc"][-1]:
@@ -129,4 +122,5 @@ def _reason(problem: Mapping[str, Any]) -> str:
             return str(problem["ctx"]["error"])
         case "model_type" | "dict_type" | "model_attributes_type":
             return "must be an object"  # pydantic names its classes
+    # pydantic begins with the type of the value.
     return re.sub(r"^\w+ should ", "must ", problem["msg"])

@@ -112,6 +112,7 @@ def _position(env: EnvSpec, draw: random.Random) -> View:
     for _ in range(draw.randrange(6)):
         if not view.legal_actions:
             break
+        # Openings alone would not show how it plays.
         game.step(draw.choice(view.legal_actions))
         if game.done:
             break

@@ -60,13 +60,13 @@ class Journal:
     def begin(
         self, source: str, *, strategy: str, updates: int = 0, phase: Phase = "verifying"
     ) -> Deployment:
-        """Add a deployment; the first one has number 0."""
         now, root = time.time(), self._folder.absolute().parent
         # Places in the run are relative to it: it can be moved.
         if Path(source).is_relative_to(root):
             source = Path(source).relative_to(root).as_posix()
         with self._transaction() as database:
             row = database.execute(
+                # Numbers name folders: none is given twice.
                 "INSERT INTO deployments SELECT COALESCE(MAX(number) + 1, 0), ?, ?, ?, NULL, ?, ?, "
                 "?, '[]', '' FROM deployments RETURNING *",
                 (phase, strategy, source, updates, now, now),
@@ -125,7 +125,9 @@ class Journal:
         marks = ",".join("?" * len(kept))
         with self._transaction() as database:
             database.execute(
-                f"DELETE FROM live WHERE number != 0 AND number NOT IN ({marks})", kept
+                # The base model needs no files.
+                f"DELETE FROM live WHERE number != 0 AND number NOT IN ({marks})",
+                kept,
             )
 
     def interrupt(self) -> list[Deployment]:
@@ -144,7 +146,6 @@ class Journal:
         return found[0]
 
     def history(self) -> list[Deployment]:
-        """All deployments, oldest first."""
         return self._read(_HISTORY)
 
     def live(self) -> list[Deployment]:
@@ -169,13 +170,13 @@ class Journal:
         with self._transaction() as database:
             added = database.execute(
                 "INSERT INTO outcomes (trial, arm, reward, key, at, cluster, stage) "
+                # A client may report an outcome again.
                 "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING",
                 values,
             )
             return added.rowcount == 1
 
     def outcomes(self, trial: int) -> list[TrialOutcome]:
-        """Outcomes of a trial in order of their arrival."""
         rows = self._rows(
             "SELECT arm, reward, cluster, stage FROM outcomes WHERE trial = ? ORDER BY place", trial
         )
@@ -221,6 +222,7 @@ def owned(folder: Path) -> Iterator[Journal]:
 
 def read_history(folder: Path) -> list[Deployment]:
     """The deployments of a service, running or not; DeploymentError where unreadable."""
+    # To connect would make the file.
     if not (folder / FILE).is_file():
         return []
     try:
@@ -274,6 +276,7 @@ def _checked(file: Path) -> sqlite3.Connection:
 
 
 def _connect(file: Path) -> sqlite3.Connection:
+    # Threads of the event loop's pool write; a lock keeps them apart.
     database = sqlite3.connect(file, isolation_level=None, check_same_thread=False, timeout=10)
     try:
         database.row_factory = sqlite3.Row

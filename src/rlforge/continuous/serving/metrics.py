@@ -61,7 +61,6 @@ class Metrics:
         self._seconds.labels(path).observe(seconds)
 
     def on_phase(self, deployment: Deployment) -> None:
-        """Count a deployment that has ended."""
         if deployment.phase in ("live", "rejected", "failed", "rolled_back"):
             self._deployments.labels(deployment.phase).inc()
 

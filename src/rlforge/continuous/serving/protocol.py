@@ -33,8 +33,6 @@ class TextPart(_Strict):
 
 
 class Function(_Strict):
-    """Description of a tool, and its arguments as a JSON schema."""
-
     name: Text
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -43,15 +41,11 @@ class Function(_Strict):
 
 
 class Tool(_Strict):
-    """A tool that the model may call."""
-
     type: Literal["function"]
     function: Function
 
 
 class Called(_Strict):
-    """The name of a called function, and its arguments as JSON text."""
-
     name: Text
     arguments: str
 
@@ -65,16 +59,12 @@ class Called(_Strict):
 
 
 class ToolCall(_Strict):
-    """A call in a former answer."""
-
     id: Text
     type: Literal["function"]
     function: Called
 
 
 class Message(_Strict):
-    """A message of a conversation."""
-
     #: What clients send back of an answer that has none of it.
     unused: ClassVar[set[str]] = {
         *("refusal", "annotations", "audio", "function_call", "reasoning", "reasoning_content")
@@ -107,6 +97,7 @@ class Message(_Strict):
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
         said: dict[str, Any] = {
+            # Templates know OpenAI's older name.
             "role": "system" if self.role == "developer" else self.role,
             "content": text,
         }
@@ -129,8 +120,6 @@ class Message(_Strict):
 
 
 class StreamOptions(_Strict):
-    """Whether a stream ends with token counts."""
-
     include_usage: bool = False
 
 
@@ -157,22 +146,18 @@ class ResponseFormat(_Strict):
         return self
 
     def grammar(self) -> str | None:
-        """The grammar that the answer keeps to; None: any text."""
         if self.type == "text":
             return None
         asked = self.json_schema
+        # OpenAI's json_object is an object, whatever is in it.
         return json_grammar({"type": "object"} if asked is None else asked.schema_)
 
 
 class NamedFunction(_Strict):
-    """The name of a function."""
-
     name: Text
 
 
 class NamedTool(_Strict):
-    """The tool that the model must call."""
-
     type: Literal["function"]
     function: NamedFunction
 
@@ -232,11 +217,10 @@ class Sampling(_Strict, ABC):
         return {name: each for name, each in given.items() if name in cls.model_fields}
 
     def stops(self) -> tuple[str, ...]:
-        """Strings that end the answer."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def limit(self) -> int | None:
-        """Maximal number of tokens of the answer; None: the service's default."""
+        """Most tokens of the answer; None: the service's default."""
         return self.max_tokens
 
     def offered(self) -> list[dict[str, Any]]:
@@ -249,7 +233,7 @@ class Sampling(_Strict, ABC):
 
     @abstractmethod
     def wants_logprobs(self) -> bool:
-        """Whether the request asks for log-probabilities of the tokens."""
+        """Whether log-probabilities of the tokens are asked for."""
 
 
 def _same(given: Any, neutral: Any) -> bool:
@@ -322,7 +306,7 @@ class ChatRequest(Sampling):
 
     @property
     def parallel(self) -> bool:
-        """Whether an answer may hold several calls of tools; otherwise the first one counts."""
+        # Otherwise the first call counts.
         return self.parallel_tool_calls is not False
 
     @property
@@ -330,7 +314,6 @@ class ChatRequest(Sampling):
         return self.tool_choice not in (None, "auto")
 
     def said(self) -> list[dict[str, Any]]:
-        """The messages as chat templates take them."""
         return [message.plain() for message in self.messages]
 
     def offered(self) -> list[dict[str, Any]]:

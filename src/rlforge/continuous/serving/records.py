@@ -106,6 +106,7 @@ class Probe:
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     extraction: str
+    # Some extractions choose among them.
     legal_actions: tuple[str, ...] | None = None
 
     def well_formed(self, text: str) -> bool:

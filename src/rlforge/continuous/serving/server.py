@@ -29,6 +29,7 @@ from rlforge.continuous.serving.setup import ServiceSetup
 from rlforge.continuous.serving.tokens import AnswerIds, Tokens, make_tokens
 from rlforge.engines.base import Engine
 from rlforge.errors import ConfigError, DeploymentError, RunError
+from rlforge.kinds import Say
 from rlforge.preflight.plan import RunPlan, make_plan
 from rlforge.system.files import atomic_write
 from rlforge.system.hardware import detect, prepare_ray
@@ -38,8 +39,6 @@ from rlforge.types import value
 
 if TYPE_CHECKING:
     from rlforge.run.actors.session import RayProcesses
-
-Say = Callable[[str], None]
 
 #: Most tokens of an answer whose request names no limit.
 DEFAULT_MAX_TOKENS = 256
@@ -62,8 +61,8 @@ def serve(setup: ServiceSetup, say: Say, checks: MakeChecks | None = None) -> No
     """Serve until SIGINT or SIGTERM; requests under way are finished then.
 
     checks: of new versions; None: in the games of the configuration. Raises ConfigError before
-    anything is started, DeploymentError when no version can be served, RunError when an engine died
-    too often.
+    anything starts, DeploymentError when no version can be served, RunError when an engine died too
+    often.
     """
     from rlforge.models.load import check_source, resolve_model
 
@@ -74,6 +73,7 @@ def serve(setup: ServiceSetup, say: Say, checks: MakeChecks | None = None) -> No
     cards = math.ceil(config.engine.num_engines * plan.hardware.engine_gpus)
     state_dir = setup.state_dir.absolute()
     with claim_gpus(plan.hardware, cards) as claimed:
+        # Other runs may hold some of the cards.
         plan = make_plan(setup.config, detect(), claimed=claimed)
         state_dir.mkdir(parents=True, exist_ok=True)
         with RunLock(state_dir):  # released at once: the service itself acquires it
@@ -266,13 +266,12 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """The URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 async def answer_requests(
-    app: ASGIApp, listener: socket.socket, *failed: Coroutine[Any, Any, None], drain_s: float
+    app: ASGIApp, listener: socket.socket, *failed: Coroutine[Any, Any, object], drain_s: float
 ) -> bool:
     """Answer until SIGINT, SIGTERM or the end of one of ``failed``; whether by a signal.
 
@@ -284,6 +283,7 @@ async def answer_requests(
             log_config=None,
             access_log=False,
             server_header=False,
+            # Clients could write their address themselves, and vote more than once.
             proxy_headers=False,
             lifespan="off",
             timeout_graceful_shutdown=max(1, round(drain_s)),
@@ -294,6 +294,7 @@ async def answer_requests(
     try:
         await asyncio.wait((*watching, answering), return_when=asyncio.FIRST_COMPLETED)
         signalled = answering.done()
+        # Requests under way are finished first.
         server.should_exit = True
         await answering
     finally:

@@ -67,7 +67,7 @@ class DeploymentService:
         answer.
 
         Args:
-            folder: The state.
+            folder: Holds the state, and copies of adapters.
             engine: Answers with the versions.
             config: The group ``deployment``.
             model: Which adapters must fit.
@@ -86,6 +86,7 @@ class DeploymentService:
         """Cancel changes under way and release the folder; the caller closes the engine."""
         for task in self._tasks:
             task.cancel()
+        # They may still write to the journal.
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._held.close()
 
@@ -103,7 +104,6 @@ class DeploymentService:
 
     @property
     def trial(self) -> Trial | None:
-        """The trial under way."""
         return self._deployer.live.trial
 
     def served(self) -> tuple[Deployment, ...]:
@@ -161,7 +161,6 @@ class DeploymentService:
         return self._journal.live()
 
     def history(self) -> list[Deployment]:
-        """All deployments, oldest first."""
         return self._journal.history()
 
     async def deploy(
@@ -175,7 +174,7 @@ class DeploymentService:
         return await self._to_its_end(self._deployer.deploy(adapter, holdout or self._holdout))
 
     async def deploy_staged(self) -> list[Deployment]:
-        """Deploy the adapters that were staged while no service ran, in that order."""
+        """Deploy the adapters that were staged while no service ran."""
         staged = [d for d in self.history() if d.phase == "staged"]
         root = self._deployer.folder.parent
         return [

@@ -81,6 +81,7 @@ def _of_run(
     changes = [o for o in overrides if _head(o) not in _SERVICE_GROUPS]
     service = compose(of_service, config_dir, root=ServingConfig).config
     for change in changes:
+        # Another model would not fit the run's adapters.
         if "." not in change.partition("=")[0]:
             raise ConfigError(
                 f"{change} (command line): the run in {run} has its own {_head(change)}; change "

@@ -16,13 +16,6 @@ class TextStream:
     """Turns tokens into pieces of text; their concatenation is the text of all tokens.
 
     Text that may be the beginning of one of ``stops`` is held back, as are incomplete characters.
-
-    Example:
-        >>> from rlforge.models.tiny.vocabulary import build_tokenizer
-        >>> tokenizer = build_tokenizer([])  # a token a byte
-        >>> text = TextStream(tokenizer, stops=["END"])
-        >>> [text.add([token]) for token in tokenizer.encode("é EEND.")]
-        ['', 'é', ' ', '', 'E', '', '', '']
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
@@ -34,7 +27,6 @@ class TextStream:
 
     @property
     def text(self) -> str:
-        """The text of all pieces so far."""
         return self._text[: self._sent]
 
     def add(self, ids: Sequence[int]) -> str:
@@ -68,6 +60,7 @@ class TextStream:
     def _release(self, held_back: int) -> str:
         if self.stopped:
             return ""
+        # The first one in the text counts, not the first one in the list.
         found = [at for stop in self._stops if (at := self._text.find(stop, self._sent)) >= 0]
         if found:
             self.stopped = True
@@ -89,6 +82,7 @@ def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
         for token in ids
     ]
     whole = core.decode(list(ids), skip_special_tokens=True)
+    # The library shows its steps as JSON only.
     decoder = b"" if core.decoder is None else core.decoder.__getstate__()
     steps = set(re.findall(rb'"type": *"(\w+)"', decoder))
     # Tokens are written in characters that stand for bytes.

@@ -72,6 +72,7 @@ def _read(file: Path, variable: str) -> str:
         raise ConfigError(
             f"no token: {file}: {error.strerror}; set {variable}, or start rlforge serve"
         ) from error
+    # Others on the machine could use it.
     if mode & 0o077:
         raise ConfigError(f"{file} can be read by others (mode {mode:o}): chmod 600 {file}")
     if not token:
@@ -92,20 +93,14 @@ class AnswerId:
 
 
 class AnswerIds:
-    """Makes ids of answers, and recognises those of services with the same ``secret``.
-
-    Example:
-        >>> ids = AnswerIds("secret")
-        >>> known = ids.read(ids.new("chatcmpl", "deploy-3", "ann", trial=4))
-        >>> known.uid, known.trial, known.user == ids.stand_in("user ann")
-        ('deploy-3', 4, True)
-    """
+    """Makes ids of answers, and recognises those of services with the same ``secret``."""
 
     def __init__(self, secret: str) -> None:
         self._key = hashlib.sha256(f"answer ids\0{secret}".encode()).digest()
 
     def new(self, kind: str, uid: str, user: str | None = None, *, trial: int | None = None) -> str:
         """The id of an answer of kind ``chatcmpl`` or ``cmpl``."""
+        # An unknown user is another one each time.
         known = secrets.token_hex(8) if user is None else self.stand_in(f"user {user}")
         chosen_by = "" if trial is None else trial
         begun = f"{kind}-{uid}-{chosen_by}-{known}{secrets.token_hex(8)}"

@@ -97,8 +97,6 @@ _FEWEST_CLUSTERS = 10
 
 @dataclass(slots=True)
 class Sum:
-    """Number and sum of outcomes."""
-
     count: int = 0
     total: float = 0.0
 
@@ -192,6 +190,7 @@ class MixtureSprt:
             return
         inflated = squares * (effective / (effective - 2) if fourth else 1.0)
         variance = inflated / weight**2
+        # The running maximum of the ratio: it is valid at every look.
         self.p_value = min(self.p_value, mixture_p_value(self.difference, variance, self._effect))
         if self.verdict is None and self.p_value <= self._alpha:
             self.verdict = "new_is_better" if self.difference > 0 else "new_is_worse"
@@ -216,14 +215,14 @@ MIN_OUTCOMES = 50
 def place(user: str, salt: str) -> float:
     """The place of ``user`` in [0, 1): uniform over users, fixed for each ``salt``."""
     digest = hashlib.blake2b(f"{salt}/{user}".encode(), digest_size=8).digest()
+    # The 53 bits of a float's fraction.
     return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
 
 
 class Trial:
     """A comparison of a new version with the current one on the requests of users.
 
-    Each user has a fixed place in [0, 1); those below ``share``, which grows with the number of
-    outcomes, get the new version. A request without a user gets a random place.
+    Each user has a fixed place in [0, 1); those below ``share`` get the new version.
     """
 
     def __init__(self, deployment: Deployment, config: AbTestConfig) -> None:
@@ -233,12 +232,13 @@ class Trial:
 
     @property
     def share(self) -> float:
-        """Share of users with the new version; the next of ``shares`` every ``step_outcomes``."""
+        """Share of users with the new version, which grows with the number of outcomes."""
         step = self.test.outcomes // self._config.step_outcomes
         return self._config.shares[min(step, len(self._config.shares) - 1)]
 
     def arm(self, user: str | None) -> Arm:
         """The version of ``user``; None: a request without a user."""
+        # A request without a user gets a random place.
         name = secrets.token_hex(8) if user is None else user
         return "new" if place(name, self.deployment.uid) < self.share else "current"
 
@@ -250,6 +250,7 @@ class Trial:
             stage = str(self.test.outcomes // MIN_OUTCOMES)
         self.test.add(arm, reward, cluster=cluster, stage=stage)
         if self.test.outcomes >= self._config.max_outcomes:
+            # The last stage is not over, and nothing follows.
             self.test.look()
 
     @property
@@ -278,11 +279,9 @@ class Live:
     trial: Trial | None = None
 
     def served(self) -> tuple[Deployment, ...]:
-        """The versions that requests may name."""
         return (self.current, *((self.trial.deployment,) if self.trial is not None else ()))
 
     def route(self, user: str | None) -> PolicyRef:
-        """The version of ``user`` now; None: a request without a user."""
         if self.trial is not None and self.trial.arm(user) == "new":
             return self.trial.deployment.policy()
         return self.current.policy()

@@ -42,7 +42,6 @@ class Report:
 
     @property
     def reason(self) -> str:
-        """Name and detail of the last check."""
         return f"{self.checks[-1].name}: {self.checks[-1].detail}"
 
 
@@ -56,16 +55,9 @@ async def validate(
     probes: Sequence[Probe],
     holdout: Holdout | None,
 ) -> Report:
-    """Check a new version.
+    """Check a new version, whose path is set, against the current one.
 
-    Args:
-        candidate: The version, whose path is set.
-        current: The one that it is compared with.
-        engine: Answers with both.
-        config: The group ``deployment``.
-        model: Which adapters must fit.
-        probes: What the version must answer.
-        holdout: Compares both; None: they are not compared.
+    The other parameters are those of ``DeploymentService.open``.
     """
     path = Path(candidate.path_or_name or "")
     files: Mapping[str, str] = {}
@@ -81,6 +73,7 @@ async def validate(
         found.append(_read(probes, answers, config.min_format))
         if holdout is not None:
             outcomes = await holdout(candidate, current)
+            # A version that loses is refused for that, suspect or not.
             found.append(_compare(outcomes, config))
             if outcomes.concerns:
                 raise DeploymentError("; ".join(outcomes.concerns))
