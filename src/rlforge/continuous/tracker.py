@@ -142,18 +142,15 @@ class WindowTrackerActor(WindowTracker):
 
 
 def _trader(name: str, figures: Row) -> TraderRow:
-    def mean(key: str) -> float | None:
-        found = figures[key]
-        return float(found) if _is_number(found) and math.isfinite(found) else None
-
+    means = _finite(figures)
     return TraderRow(
         name=name,
         decisions=figures["decisions"],
         trades=figures["trades"],
         refused=figures["refused"],
-        win_rate=mean("win_rate"),
-        avg_reward=mean("avg_reward"),
-        avg_pnl=mean("avg_pnl"),
+        win_rate=means.get("win_rate"),
+        avg_reward=means.get("avg_reward"),
+        avg_pnl=means.get("avg_pnl"),
     )
 
 
@@ -183,10 +180,17 @@ def _update_row(row: Row, update: Row) -> dict[str, Any]:
     return {"step": step, "window_id": row["window_id"], **update}
 
 
-def _numbers(prefix: str, figures: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers among ``figures``; those of users' code have their own namespace."""
+def _numbers(prefix: str, figures: Row) -> dict[str, float]:
+    """The finite numbers below ``prefix``; those of users' code have their own namespace."""
     return {
-        name if name.startswith("custom/") else f"{prefix}/{name}": float(value)
+        name if name.startswith("custom/") else f"{prefix}/{name}": number
+        for name, number in _finite(figures).items()
+    }
+
+
+def _finite(figures: Row) -> dict[str, float]:
+    return {
+        name: float(value)
         for name, value in figures.items()
         if _is_number(value) and math.isfinite(value)
     }

@@ -23,7 +23,6 @@ from rlforge.system.hardware import detect
 
 @pytest.fixture
 def make_config(small_market: Sequence[str]) -> Callable[..., ContinuousConfig]:
-    """The configuration of a small run, with changes."""
     return lambda *overrides: composed(*small_market, *overrides, root=ContinuousConfig).config
 
 
@@ -45,7 +44,6 @@ def execute(in_process):
 
 @pytest.fixture(scope="session")
 def adapter(market_model, tmp_path_factory):
-    """A version of the market's model with random weights."""
     import torch
 
     from rlforge.config.model import LoraConfig, ModelConfig

@@ -27,19 +27,16 @@ from rlforge.system.hardware import Machine
 
 
 def endless(small_market, *overrides):
-    """A run without end and comparisons."""
     changes = ("continuous.windows=null", "continuous.compare_episodes=0", f"run_dir={RUN}")
     return ["continuous", *small_market, *changes, *overrides]
 
 
 def wait_for_windows(number, process):
-    """Until ``number`` more windows are done."""
     wanted = len(rows("windows.jsonl")) + number
     wait_for(lambda: len(rows("windows.jsonl")) >= wanted, process)
 
 
 def trained_windows():
-    """The window of every checkpoint."""
     metas = [read_manifest(path).meta for path in list_checkpoints(RUN / "checkpoints")]
     return [meta["window_id"] for meta in metas if meta["window_id"] is not None]
 
@@ -48,7 +45,6 @@ def trained_windows():
 def test_a_run_with_two_engines_and_two_learners_starts_the_actors_of_its_graph(
     make_config, own_home
 ):
-    """Ray lists the actors that ``rlforge graph --format json`` prints, and the run completes."""
     config = make_config("engine.num_engines=2", "learner.num_learners=2")
     plan = make_plan(config, Machine(cpus=2, gpus=0))
     listed = set()

@@ -216,7 +216,6 @@ def test_the_largest_share_is_kept_by_all_and_could_not_be_larger(counts, share)
     ],
 )
 def test_a_window_that_trains_nothing_says_why(changes, reason):
-    """Six decisions of one agent with different rewards, each with a score of 0.9."""
     six = [factories.decision(i, reward=i / 10) for i in range(6)]
     found = gather(**{"decisions": six, "scores": [0.9] * 6, **changes})
     assert found.batch is None

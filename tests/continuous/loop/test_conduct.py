@@ -47,7 +47,6 @@ VALUE, NOISE = trader("value"), trader("noise")
 
 
 def mixed(share, good=VALUE, otherwise=NOISE):
-    """``good`` in this share of the decisions."""
     return lambda state, draw: (good if draw.random() < share else otherwise)(state, draw)
 
 
@@ -60,8 +59,6 @@ UNTRAINED = mixed(0.5, always(NONSENSE))
 
 
 def staked(factor):
-    """The trades of a value trader, with ``factor`` times its money."""
-
     def act(state, draw):
         action = VALUE(state, draw)
         money = ("amount", "size")
@@ -151,8 +148,6 @@ class Traders:
 
 
 class ByPlace(AgentPrompter):
-    """Prompts of ``Traders``; answers are read as any other."""
-
     def __init__(self, config, states):
         self._states = states
         super().__init__(config, config.market, load_tokenizer(config.model))
@@ -257,7 +252,6 @@ async def test_honest_progress_is_deployed(gate, versions):
 
 
 async def test_a_hack_that_creeps_in_is_measured_against_the_first_version(gate):
-    """Each version waits a little more than the one before."""
     async with gate(NOISE, *WAITING_PAYS) as deploy:
         found = [(await deploy(mixed(n / 4, after_a_win(NO_OP))))[0] for n in (2, 3, 4)]
     assert [one.phase for one in found] == ["live", "live", "rejected"]
@@ -402,8 +396,6 @@ def test_of_300_steps_of_honest_progress_hardly_any_is_a_concern():
 
 
 class Answers:
-    """An engine: each policy has one answer; counts how often it was asked."""
-
     def __init__(self, **texts):
         self.texts = texts
         self.asked = dict.fromkeys(texts, 0)

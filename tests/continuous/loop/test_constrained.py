@@ -21,7 +21,6 @@ from rlforge.types import Completion
 
 @pytest.fixture
 def walk():
-    """Makes an answer that a grammar allows."""
     tokenizer, draw = build_tokenizer([]), random.Random(0)
     return functools.partial(any_answer, Grammars(tokenizer, len(tokenizer)), tokenizer, draw)
 

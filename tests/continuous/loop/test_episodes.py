@@ -33,7 +33,6 @@ def rows(run_dir):
 
 
 def noted(context):
-    """A run that the functions below can stop."""
     RUNS.append(ContinuousRun(context))
     return RUNS[-1]
 
@@ -44,7 +43,6 @@ RUNS: list[ContinuousRun] = []
 
 
 async def twice(session):
-    """Asks twice; half of the answers are good."""
     PLAYED.append((session.agent, session.number, session.seed))
     answers = [await session.complete("market bet p5") for _ in range(2)]
     return sum(1.0 if sum(answer.encode()) % 2 else -1.0 for answer in answers) / 2
@@ -154,7 +152,6 @@ async def test_a_dead_engine_or_a_store_that_takes_nothing_ends_the_run_at_once(
 
 
 async def ends_the_run(session):
-    """Asks the run to end after some episodes, as Ctrl-C does."""
     if len(PLAYED) == 20:
         RUNS[-1].stop()
     return await twice(session)
@@ -183,8 +180,6 @@ TOKENIZER = factories.byte_tokenizer(
 
 
 class Says:
-    """A model that gives these answers."""
-
     def __init__(self, *texts):
         self.texts = texts
         self.asked = []
@@ -231,16 +226,6 @@ async def test_tools_are_called_and_their_results_are_in_the_next_prompt(make_se
     assert begun == messages[:1]
     assert ended == messages
     assert reward == 0.5
-
-
-@pytest.mark.parametrize(
-    "text", ["<tool_call>{broken}</tool_call>", '<tool_call>{"arguments": {}}</tool_call>', "4"]
-)
-async def test_what_is_no_call_is_text(make_session, text):
-    says = Says(text)
-    session = make_session(says)
-    answer = await session.chat([{"role": "user", "content": "hi"}], tools=[ADD])
-    assert (answer.tool_calls, answer.message["content"]) == ((), text)
 
 
 async def test_an_answer_may_be_held_to_a_json_schema(make_session):

@@ -29,7 +29,6 @@ def batch(reward=1.0):
 
 @pytest.fixture
 def resume(make_config, in_process):
-    """The learner of one run as it is after a restart of all processes."""
     config = make_config()
 
     async def make(keep=None):

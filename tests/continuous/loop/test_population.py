@@ -25,8 +25,6 @@ from rlforge.types import Completion
 
 
 class Records:
-    """What a population recorded, in memory."""
-
     def __init__(self):
         self.decisions = {}
         self.outcomes = {}
@@ -40,7 +38,6 @@ class Records:
             self.policies[outcome.decision_id] = closed.policy
 
     def completed(self):
-        """All decisions, with their outcomes where they are known."""
         return {
             key: dataclasses.replace(
                 decision, reward=self.outcomes[key].reward, next_state=self.outcomes[key].next_state
@@ -52,7 +49,6 @@ class Records:
 
 
 async def hold_or_buy(agent_id, prompt, draw, grammar=None):
-    """A model whose answer depends on the seed of its draw alone."""
     text = ("[hold]", "[yes1]", "[long2]", "[sell]", "nonsense")[draw % 5]
     return Completion(
         text=text,
@@ -148,7 +144,6 @@ async def test_what_an_agent_notes_it_remembers_and_its_stated_confidence_is_rec
 
 
 async def test_recorded_ticks_are_repeated_without_asking_the_policy(populate, tmp_path):
-    """Killed after four ticks, and resumed from the state after the second."""
     straight, records = Records(), Records()
     other = populate(straight)
     for _ in range(6):

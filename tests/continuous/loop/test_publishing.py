@@ -35,7 +35,6 @@ class Hub:
 
 @pytest.fixture
 def store(tmp_path):
-    """A store of one decision."""
     with TrajectoryStore(tmp_path / "store") as opened:
         opened.append([factories.decision(1)])
         yield opened

@@ -52,8 +52,6 @@ def store(tmp_path):
 
 @pytest.fixture
 def open_log(make_config, store, tmp_path, clock):
-    """Opens the log of the test's store, with changes to the configuration."""
-
     def make(*overrides, store=store):
         config = make_config(*REQUESTS, *overrides)
         tokenizer = AutoTokenizer.from_pretrained(config.model.name)
@@ -63,7 +61,6 @@ def open_log(make_config, store, tmp_path, clock):
 
 
 def answer(number=1, **changes):
-    """The answer ``[hold]`` of version 3 to a prompt."""
     completion = factories.completion(
         "[hold]", token_ids=(9,), logprobs=(-0.5,), policy_uid="deploy-3"
     )
@@ -117,26 +114,21 @@ async def test_an_answer_is_learned_from_once(open_log, store):
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("given", "kept"),
     [
-        answer(params=SamplingParams(temperature=0.2)),
-        answer(params=SamplingParams(top_k=5)),
-        answer(completion=None),
-        answer(completion=Completion(text="hi", token_ids=(9,), prompt_token_ids=(5,))),
+        (answer(params=SamplingParams(temperature=0.2)), False),
+        (answer(params=SamplingParams(top_k=5)), False),
+        (answer(completion=None), False),
+        (answer(completion=Completion(text="hi", token_ids=(9,), prompt_token_ids=(5,))), False),
+        (answer(params=SamplingParams(max_tokens=7, seed=1, stop_token_ids=(2,))), True),
     ],
-    ids=["temperature", "top_k", "stop string", "no log-probs"],
+    ids=["temperature", "top_k", "stop string", "no log-probs", "length and seed"],
 )
-async def test_answers_of_another_distribution_are_not_kept(open_log, given):
+async def test_answers_of_another_distribution_are_not_kept(open_log, given, kept):
     log = open_log()
     await log.answered(given)
-    assert log.waiting() == 0
-    assert not await log.rewarded(given.id, 1.0)
-
-
-async def test_the_length_and_the_seed_of_a_request_do_not_matter(open_log):
-    log = open_log()
-    await log.answered(answer(params=SamplingParams(max_tokens=7, seed=1, stop_token_ids=(2,))))
-    assert log.waiting() == 1
+    assert log.waiting() == kept
+    assert await log.rewarded(given.id, 1.0) is kept
 
 
 async def test_answers_without_an_outcome_are_deleted(open_log, clock):
@@ -186,7 +178,6 @@ def test_a_damaged_database_is_named(open_log, tmp_path):
 
 
 def hide(conversation, text):
-    """Hides one word; forgets conversations with another one."""
     if "secret" in conversation:
         return None
     return conversation.replace("bet", "market")
@@ -247,7 +238,6 @@ async def test_a_redaction_that_fails_keeps_nothing_and_says_why(open_log, caplo
 
 
 def test_a_served_model_learns_from_the_rewards_of_its_answers(make_config, execute):
-    """Clients like one answer, and so its share among the answers grows."""
     run_dir = Path("run").absolute()
     config = make_config(
         *REQUESTS,

@@ -52,7 +52,6 @@ def decisions(run_dir):
 
 
 def digests(run_dir):
-    """The chain of digests, whose first line says what computed."""
     lines = read_jsonl(run_dir / FILE)
     assert broken_at(lines) is None
     return lines[1:]
@@ -90,7 +89,6 @@ def killed(run_continuous, small_market, tmp_path_factory):
 def test_a_run_killed_around_every_phase_ends_like_an_undisturbed_one(
     run_continuous, small_market, undisturbed
 ):
-    """Windows, updates, decisions and weights are the same, and no window is trained on twice."""
     run_dir = Path("run").absolute()
     arguments = (*small_market, f"run_dir={run_dir}")
     phases = ("collected", "scored", "trained", "deployed", "done")
@@ -194,7 +192,6 @@ def test_a_moved_run_needs_nothing_of_the_adapter_that_it_began_with(
 
 
 async def deploy_elsewhere(run_dir, adapter):
-    """Deploy ``adapter`` into the state of a run, as rlforge serve does."""
     config = compose_service([str(run_dir)]).config
     engine = make_engine(config, device="cpu", threads=1)
     # What the tiny model answers here is chance.

@@ -12,7 +12,6 @@ from rlforge.record.files import read_jsonl
 
 
 def from_store(store):
-    """A run over all windows of a store."""
     return ("continuous.source=store", f"store.path={store}", "continuous.windows=null")
 
 

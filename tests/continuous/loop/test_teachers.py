@@ -39,7 +39,6 @@ def samples_of(config):
 
 @pytest.fixture(scope="module")
 def every(config):
-    """All samples of an episode."""
     return samples_of(config)
 
 

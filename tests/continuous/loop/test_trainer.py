@@ -210,7 +210,6 @@ def test_control_agents_keep_the_first_version_and_are_not_learned_from(make_con
 
 
 def answered_by():
-    """The versions whose answers are in the store, those learned from and those of the control."""
     found = collections.defaultdict(set)
     for one in StoreReader("run/store").decisions():
         if one.completion:
@@ -233,7 +232,6 @@ def test_with_an_initial_adapter_that_is_the_control(make_config, execute, adapt
 
 
 def test_windows_by_the_wall_clock(make_config, execute):
-    """Windows of two seconds with ticks of 120 ms."""
     short = ("window.minutes=0.03333333333333333", "market.tick_minutes=0.002")
     windows = ("continuous.windows=4", "continuous.compare_episodes=0")
     execute(make_config("window.clock=wall", *short, *windows))

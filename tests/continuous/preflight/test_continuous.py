@@ -34,8 +34,6 @@ def plays_at_once(session: Session) -> float:
 
 
 class Player:
-    """Its objects are called."""
-
     async def __call__(self, session: Session) -> float:
         return 1.0
 
@@ -47,7 +45,6 @@ composed = partial(configured, root=ContinuousConfig)
 
 
 def checked(*overrides):
-    """The configuration, which has no problem."""
     found = composed(*overrides)
     check_continuous(found, keys=False)
     assert isinstance(found.config, ContinuousConfig)
@@ -209,7 +206,6 @@ def test_language_models_take_part_whatever_finds_their_actions_in_games(
 
 
 def test_the_documents_grpo_trains_in_the_market_of_the_tiny_trader(language_model):
-    """As the docstring of ``GRPOConfig`` says."""
     grpo = rlforge.GRPOConfig(model_name=str(language_model), max_length=4096)
     for experiment in ("market_continuous", "smollm2_market"):
         engine = checked(f"+experiment={experiment}", *grpo.overrides()).engine

@@ -29,7 +29,6 @@ LORA = LoraConfig(rank=4, alpha=8, target_modules=["q_proj", "v_proj", "down_pro
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:
-    """A tool that wants these properties and no others."""
     parameters = {"type": "object", "properties": properties, "required": [*properties]}
     function = {"name": name, "parameters": {**parameters, "additionalProperties": False}}
     return {"type": "function", "function": function}
@@ -43,7 +42,6 @@ SETTINGS = {"min_format": 0.0, "holdout_games": 0, "timeout_s": 60.0}
 
 
 def small_config(small_model: Path) -> ServingConfig:
-    """A service of the small model."""
     return ServingConfig(
         name="small",
         model=ModelConfig(
@@ -158,7 +156,6 @@ def opened(config, engine, probes, tmp_path):
 
 
 def without_manifest(checkpoint: Path, target: Path) -> Path:
-    """The same adapter as PEFT leaves it."""
     target.mkdir()
     copy_files(checkpoint, fingerprint(checkpoint))(target)
     return target
@@ -166,7 +163,6 @@ def without_manifest(checkpoint: Path, target: Path) -> Path:
 
 @contextlib.contextmanager
 def weights_of(adapter: Path) -> Iterator[dict[str, Any]]:
-    """The weights of an adapter, to change."""
     from safetensors.torch import load_file, save_file
 
     file = adapter / "adapter_model.safetensors"

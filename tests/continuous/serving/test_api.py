@@ -75,27 +75,22 @@ class Served:
     done: asyncio.Task[bool]
 
     async def ask(self, **asked):
-        """A completion of one token by OpenAI's client."""
         given = {"model": "small", "prompt": "go", "max_tokens": 1} | asked
         return await self.openai.completions.create(**given)
 
     async def chat(self, said="go", **asked):
-        """An answer by OpenAI's client to one message, or to ``messages``."""
         given = {"model": "small", "messages": [{"role": "user", "content": said}]} | asked
         return await self.openai.chat.completions.create(**given)
 
     async def post(self, **asked):
-        """The response to a plain request for a completion."""
         body = {"model": "small", "prompt": "go"} | asked
         return await self.http.post("/v1/completions", json=body)
 
     async def send(self, content, **headers):
-        """The response to a body as it is."""
         sent = {"content-type": "application/json"} | headers
         return await self.http.post("/v1/completions", content=content, headers=sent)
 
     async def report(self, answer_id, reward, token=TOKENS.admin):
-        """The response to an outcome."""
         body = {"id": answer_id, "reward": reward}
         return await self.http.post("/v1/outcomes", json=body, headers=bearer(token))
 
@@ -124,7 +119,6 @@ async def running(config, folder, engine, host="127.0.0.1"):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def base(small_model):
-    """An engine for services that deploy nothing."""
     engine = make_engine(small_config(small_model), device="cpu", threads=1)
     yield engine
     await engine.close()
@@ -140,7 +134,6 @@ async def served(base, small_model, tmp_path_factory):
 
 @contextlib.asynccontextmanager
 async def with_tokenizer(small_model, folder, engine, change):
-    """A service whose model's tokenizer ``change`` has changed."""
     config = small_config(small_model)
     tokenizer = load_tokenizer(config.model)
     change(tokenizer)
@@ -152,8 +145,6 @@ async def with_tokenizer(small_model, folder, engine, change):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def tool_served(base, small_model, tmp_path_factory):
-    """A service whose model's chat template shows tools."""
-
     def change(tokenizer):
         tokenizer.chat_template = WITH_TOOLS
 
@@ -281,7 +272,6 @@ async def test_a_prompt_may_be_token_ids(served, tokenizer):
 
 @pytest.fixture(scope="session")
 def plain(small_model):
-    """Log-probs of an answer's tokens by the model alone, [T, V]."""
     model = load_base_model(small_config(small_model).model, torch.device("cpu"), torch.float32)
 
     @torch.no_grad()
@@ -906,7 +896,6 @@ def writes(base, tokenizer, monkeypatch):
 
 @pytest.fixture
 def prompts(writes):
-    """What the engine is asked, which calls two tools."""
     return writes(CALLS)
 
 
@@ -988,7 +977,6 @@ async def test_an_answer_has_the_format_that_was_asked_for(served):
 
 
 async def read(served, stream, **asked):
-    """Content, names of called tools and the reason of the end, of an answer or of a stream."""
     answer = await served.chat(stream=stream, **asked)
     if not stream:
         choice = answer.choices[0]

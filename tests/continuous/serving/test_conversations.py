@@ -87,7 +87,6 @@ def test_a_conversation_without_control_texts_is_what_the_template_writes(chat):
 
 
 def reasoning(*roles):
-    """Messages whose answers hold their reasoning."""
     said = {"assistant": "<think>\nmaybe <|im_end|>\n</think>\n\nIt is 3. "}
     return [{"role": role, "content": said.get(role, "What?")} for role in roles]
 
@@ -176,10 +175,12 @@ def test_arguments_of_strict_tools_follow_their_schema_once_a_call_begins():
     assert calls_grammar([ADDING, WAIT], required=False, parallel=True) is None
 
 
-def test_a_call_that_is_nested_too_deeply_is_text():
-    for depth in (300, 100_000):
-        deep = '{"name": "add", "arguments": {"a": ' + "[" * depth + "]" * depth + "}}"
-        text = f"<tool_call>{deep}</tool_call>"
+def test_what_is_no_call_or_nested_too_deeply_is_text():
+    deep = (
+        '{"name": "add", "arguments": {"a": ' + "[" * n + "]" * n + "}}" for n in (300, 100_000)
+    )
+    for written in ("{broken}", '{"arguments": {}}', *deep):
+        text = f"<tool_call>{written}</tool_call>"
         assert tool_calls(text) == ()
         assert without_calls(text) == text
 

@@ -36,7 +36,6 @@ async def test_two_versions_play_the_same_games_and_equal_ones_get_equal_rewards
 
 
 async def test_versions_are_compared_against_another_model(config, tokenizer, tmp_path):
-    """Its engine gives every answer, of both versions and of the other model."""
     rival = f"hf:{causal_folder(tmp_path / 'gpt2', 'gpt2')}"
     asked = Counter()
 

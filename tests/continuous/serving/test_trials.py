@@ -100,7 +100,6 @@ def test_the_p_value_is_one_over_the_averaged_likelihood_ratio(difference, varia
 
 
 def _verdict(draw, new, outcomes, share):
-    """The verdict of a trial with rewards of 0 or 1; the current version wins half its games."""
     test = MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=50)
     chances = {"current": 0.5, "new": new}
     lucks = zip(draw.uniform(size=outcomes), draw.uniform(size=outcomes), strict=True)

@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.decisions.grid import window_start
 from rlforge.continuous.decisions.records import CONTROL, Decision
 from rlforge.continuous.decisions.store import StoreReader, TrajectoryStore, store_folder
 from rlforge.continuous.decisions.windows import Windows
-from rlforge.continuous.loop.answers import Ask
 from rlforge.continuous.loop.episodes import EpisodesDriver
 from rlforge.continuous.loop.journal import Entry
 from rlforge.continuous.loop.policy_side import PolicySide, first_version, reward_of_settled
@@ -102,6 +101,33 @@ class _Recording:
     def count(self, window_id: str, decisions: int = 1) -> None:
         self.context.actors.tracker.log_decisions.remote(window_id, decisions)
 
+    async def ask(
+        self, agent_id: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
+    ) -> Completion:
+        """Ask the deployment that serves an agent, and for control agents the first version."""
+        seeded = dataclasses.replace(self.policy.params, seed=draw, grammar=grammar)
+        if agent_id.startswith(f"{CONTROL}-"):
+            first = first_version(self.config, self.context.run_dir)
+            return await self.policy.engine.generate(prompt, seeded, first)
+        return await self.policy.service.generate(prompt, seeded, user=agent_id)
+
+    async def record(self, tick: Tick) -> None:
+        """Write a tick to the store, and count outcomes of the model in a trial of versions."""
+        if tick.decisions:
+            await self.append(tick.decisions)
+        if tick.outcomes:
+            await asyncio.to_thread(self.store.complete, tick.outcomes)
+        for known, outcome in zip(tick.closed, tick.outcomes, strict=True):
+            if known.policy:
+                await self.policy.service.record_outcome(
+                    outcome.reward,
+                    uid=known.policy,
+                    key=known.decision_id,
+                    cluster=f"{known.agent_id}/{known.episode}",
+                    # Rewards of one episode have one level: versions are compared within it.
+                    stage=str(known.episode),
+                )
+
     def source(
         self,
         driver: Driver,
@@ -142,11 +168,11 @@ async def _market(run: _Recording) -> AsyncIterator[Source]:
     population = Population(
         state,
         AgentModel(
-            prompter=policy.prompter, ask=_asked(run), name=config.model.label, seed=config.seed
+            prompter=policy.prompter, ask=run.ask, name=config.model.label, seed=config.seed
         ),
         Labels(prefix=f"{config.name}-{config.seed}", now=now, window_of=windows.grid.id_of),
         reward_of_settled(config),
-        _recorder(run),
+        run.record,
         await asyncio.to_thread(_recorded, run.store, last),
     )
     driver: Driver
@@ -179,43 +205,6 @@ def next_by_clock(windows: Windows, now: float, done: str | None) -> str:
     return filled[0] if filled else max(following, windows.grid.id_of(now), key=windows.due_at)
 
 
-def _asked(run: _Recording) -> Ask:
-    """Asks the deployment that serves an agent, and for control agents the first version."""
-    policy, first = run.policy, first_version(run.config, run.context.run_dir)
-
-    async def ask(
-        agent_id: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
-    ) -> Completion:
-        seeded = dataclasses.replace(policy.params, seed=draw, grammar=grammar)
-        if agent_id.startswith(f"{CONTROL}-"):
-            return await policy.engine.generate(prompt, seeded, first)
-        return await policy.service.generate(prompt, seeded, user=agent_id)
-
-    return ask
-
-
-def _recorder(run: _Recording) -> Callable[[Tick], Awaitable[None]]:
-    """Writes ticks to the store, and counts outcomes of the model in a trial of versions."""
-
-    async def record(tick: Tick) -> None:
-        if tick.decisions:
-            await run.append(tick.decisions)
-        if tick.outcomes:
-            await asyncio.to_thread(run.store.complete, tick.outcomes)
-        for known, outcome in zip(tick.closed, tick.outcomes, strict=True):
-            if known.policy:
-                await run.policy.service.record_outcome(
-                    outcome.reward,
-                    uid=known.policy,
-                    key=known.decision_id,
-                    cluster=f"{known.agent_id}/{known.episode}",
-                    # Rewards of one episode have one level: versions are compared within it.
-                    stage=str(known.episode),
-                )
-
-    return record
-
-
 def _recorded(store: TrajectoryStore, last: Entry | None) -> dict[str, Decision]:
     """The decisions since the start of window ``last``, by id."""
     if last is None:
@@ -238,7 +227,7 @@ async def _episodes(run: _Recording) -> AsyncIterator[Source]:
         run.config,
         run.store,
         run.policy.tokenizer,
-        _asked(run),
+        run.ask,
         end if last is not None and last.phase == "done" else begin,
         run.stop,
         run.append,
