@@ -1,7 +1,4 @@
-"""``rlforge port``: the YAML of an experiment from a launch script of UnstableBaselines.
-
-It has what the script sets, and what its package takes where rlforge would take something else.
-"""
+"""``rlforge port``: the YAML of an experiment from a launch script of UnstableBaselines."""
 
 from __future__ import annotations
 
@@ -34,14 +31,13 @@ from rlforge.port.unstable_package import (
 )
 from rlforge.types import value
 
-_UNLIMITED = 1_000_000
+#: Turns of an episode, about: the package's buffer of episodes counts their turns.
 _TURNS = 8
-"""Turns of an episode, about: the package's buffer of episodes counts their turns."""
 
 
 @value
 class Ported:
-    """An experiment as YAML, and remarks on what it does not have, each with its place."""
+    """An experiment as YAML, and remarks on what it lacks, each with its place."""
 
     yaml: str
     remarks: tuple[str, ...]
@@ -55,14 +51,10 @@ def port(script: Path) -> Ported:
     calls = calls_of(script)
     made: dict[str, set[str]] = {}
     for call in filter(_of_package, calls):
+        # A call in both branches of an ``if`` is made in two doubts, and neither is read.
         made.setdefault(call.name, set()).add(call.doubt)
-    if not made.keys() & {
-        "Collector",
-        "StandardLearner",
-        "REINFORCELearner",
-        "A2CLearner",
-        "build",
-    }:
+    learners = {"StandardLearner", "REINFORCELearner", "A2CLearner"}
+    if not made.keys() & {"Collector", "build", *learners}:
         raise ConfigError(
             f"{script}: is no launch script of UnstableBaselines: it makes no Collector, learner "
             "or unstable.build"
@@ -74,9 +66,10 @@ def port(script: Path) -> Ported:
 
 
 def _of_package(call: Call) -> bool:
-    """Whether a call is one of the package, or may be: of a method of something unknown."""
+    """Whether a call is one of the package, or may be."""
     if call.name == "build":
         return call.path == "unstable.build"
+    # A method of something unknown, as of what a function of another module returned.
     method = call.name[:1].isupper() or call.path.count(".") > 1
     unknown = call.path.startswith("?.") and call.name in POSITIONS and method
     return call.path.startswith("unstable.") or unknown
@@ -114,7 +107,7 @@ class _Experiment:
         }
         if self._second:
             self._default("collector.learned_seats", "all")
-            self._default("eval.max_games_per_checkpoint", _UNLIMITED)
+            self._default("eval.max_games_per_checkpoint", 1_000_000)  # it has no limit
 
     # ------------------------------------------------------------ what is found
 
@@ -123,13 +116,13 @@ class _Experiment:
         self._lines.pop(key, None)
 
     def _set(self, key: str, found: Any) -> None:
-        """Raises TypeError for a value that is no literal."""
-        json.dumps(found)
+        json.dumps(found)  # TypeError for a value that is no literal
         if key in self._lines and self._values[key] != found:
             self._remark(f"{key}={found} replaces {self._values[key]} of line {self._lines[key]}")
         self._values[key], self._lines[key] = found, self._line
 
     def _remark(self, text: str) -> None:
+        # A text of the script may hold lone surrogates, which files cannot.
         text = shorten(text, 200).encode(errors="backslashreplace").decode()
         if (self._line, text) not in self._remarks:
             self._remarks.append((self._line, text))
@@ -205,7 +198,6 @@ class _Experiment:
             self._argument(argument, found)
 
     def _of_build(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments that ``unstable.build`` is given, after its defaults were read."""
         given = {name: found for name, found in given.items() if found is not None}
         for key, stack in REWARDS_OF_BUILD.items():
             self._default(key, stack)
@@ -218,7 +210,7 @@ class _Experiment:
         if isinstance(whole["batch_size"], int):
             self._default("buffer.max_size", 2 * whole["batch_size"])
         self._wandb("UnstableBaselines")  # whatever it is given
-        self._lines.clear()
+        self._lines.clear()  # defaults have none, and an argument replaces them without a remark
         return {name: found for name, found in given.items() if name != "wandb_project"}
 
     # ------------------------------------------------------------ single arguments
@@ -228,6 +220,7 @@ class _Experiment:
         for spec in specs:
             entry = self._entry(spec, "num_actors")
             actors, players = entry.pop("num_actors", None), entry["num_players"]
+            # Seats without an actor are those of fixed opponents.
             all_seats = all_seats and actors in (None, players)
             if actors not in (None, 1, players):
                 self._remark(f"num_actors={actors} of {players} players: the policy takes one seat")
@@ -251,8 +244,8 @@ class _Experiment:
         self._set("env.eval", entries)
 
     def _entry(self, spec: Any, third: str) -> dict[str, Any]:
-        """The entry of an environment: of a tuple, or of a TrainEnvSpec or EvalEnvSpec."""
-        if isinstance(spec, Call):
+        """The entry of an environment. third: name of the third argument of its spec."""
+        if isinstance(spec, Call):  # TrainEnvSpec or EvalEnvSpec, of 0.2
             order = ("env_id", "num_players", third, "prompt_template", "action_extraction_fn")
             given = spec.named(dict.fromkeys(order))
         else:
@@ -276,7 +269,7 @@ class _Experiment:
         }
 
     def _transforms(self, argument: str, found: Any) -> None:
-        """A list of transforms in ``Compose…Transforms``; None: none."""
+        # A list in ``Compose…Transforms``, or None.
         stack, listed = [], found.arguments[0] if isinstance(found, Call) else found or []
         for one in listed:
             entry = self._transform(one)
@@ -302,6 +295,7 @@ class _Experiment:
         entry: dict[str, Any] = {"name": name}
         if name.startswith("role_advantage"):
             tau = given.pop("tau", 0.001)
+            # Rounded, else 1 - 0.01 would be written with all its digits.
             entry |= {"decay": round(1 - tau, 12), "order": "update_then_subtract"}
             if given:
                 self._remark(f"{one.name}: baselines begin at 0 here, not at {given}")
@@ -374,7 +368,7 @@ class _Experiment:
     # ------------------------------------------------------------ the YAML
 
     def ported(self, script: Path) -> Ported:
-        """The result, composed and checked once: what is refused of it is a remark, too."""
+        """The result; mistakes that ``rlforge config`` finds in it are remarks, too."""
         self._line = 0
         self._finish(script)
         values = self._values
@@ -414,7 +408,7 @@ class _Experiment:
         for argument, key in (("model_name", "model.name"), ("training_envs", "env.train")):
             if key not in values:
                 self._remark(f"{argument} was not found; set {key}")
-        if values["algorithm.name"] != "a2c":
+        if values["algorithm.name"] != "a2c":  # others have no such keys
             for name in ("gae_lambda", "normalize_advantages", "value_learning_rate"):
                 values.pop(f"algorithm.{name}", None)
         if len(set(self._templates)) == 1:  # the same everywhere
@@ -434,12 +428,15 @@ class _Experiment:
             else:
                 self._default("pool.mode", "mirror")
                 self._remark("lagged of a single active version is its mirror, pool=mirror here")
-        if isinstance(every, int) and every > 1:
+        if isinstance(every, int) and every > 1:  # a version plays for so many updates
             self._default("buffer.max_staleness", values["buffer.max_staleness"] + every - 1)
         if self._second:
             self._remark("engine.num_engines is not set there: one for each GPU that Ray has left")
-        if self._second and "learner.total_updates" in values:
-            self._count_updates()
+        if self._second and (number := values.get("learner.total_updates")) is not None:
+            # 0.2 counts updates from 1, and those of A2C twice.
+            a2c = values["algorithm.name"] == "a2c"
+            done = values["learner.total_updates"] = max(1, number // 2 if a2c else number - 1)
+            self._remark(f"train({number}) ends after {done} updates there")
         if values.get("buffer.kind") == "episode":
             for key in ("learner.batch_size", "buffer.max_size"):
                 if isinstance(values.get(key), int):
@@ -453,22 +450,13 @@ class _Experiment:
                 f"sizes of batch and buffer are turns there, and episodes here: divided by {_TURNS}"
             )
 
-    def _count_updates(self) -> None:
-        """0.2 counts updates from 1, and those of A2C twice."""
-        number = self._values["learner.total_updates"]
-        done = max(1, number - 1)
-        if self._values["algorithm.name"] == "a2c":
-            done = max(1, number // 2)
-        self._values["learner.total_updates"] = done
-        self._remark(f"train({number}) ends after {done} updates there")
-
 
 def _as_name(text: str) -> str:
     return re.sub(r"[\s/\\]+", "-", text)
 
 
 def _named(name: str) -> str:
-    """A model of OpenRouter, as opponents are named. Raises ValueError for another name."""
+    """A model of OpenRouter, as opponents are named; ValueError for another name."""
     if not re.fullmatch(r"[\w.~-]+/[\w.:-]+", name):
         raise ValueError(name)
     return f"openrouter:{name}"

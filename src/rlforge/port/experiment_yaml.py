@@ -14,8 +14,8 @@ from rlforge.errors import ConfigError
 from rlforge.games.originals import absent_noted
 from rlforge.preflight.games import validate
 
+#: Groups in the order of the file; others follow.
 _GROUPS = ("name", "model", "env", "engine", "pool", "buffer", "rewards", "algorithm", "learner")
-"""In this order; others follow."""
 
 
 def experiment_yaml(
@@ -74,7 +74,7 @@ def refused(text: str) -> Iterator[str]:
 
 
 def _place(key: str) -> tuple[int, bool]:
-    """The group's place, and whether the key is of a group inside of it."""
+    # Keys of a group inside of another one come last in it.
     group = key.split(".")[0]
     return (_GROUPS.index(group) if group in _GROUPS else len(_GROUPS), key.count(".") > 1)
 
@@ -95,4 +95,5 @@ def _lines_of(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
 
 def _flow(found: Any) -> str:
     text = yaml.safe_dump(found, default_flow_style=True, sort_keys=False, width=10_000)
+    # A scalar ends with the mark of the end of a document.
     return text.removesuffix("...\n").strip()

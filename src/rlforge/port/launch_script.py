@@ -30,8 +30,7 @@ from rlforge.port.script_values import (
 def calls_of(script: Path) -> list[Call]:
     """The calls of a script, inner ones before those that they are arguments of.
 
-    Functions of the script are read where they are called; what depends on something unknown is
-    read in doubt. Raises ConfigError for a file that cannot be read, or is not Python.
+    Raises ConfigError for a file that cannot be read, or is not Python.
 
     Example:
         >>> import tempfile
@@ -43,6 +42,7 @@ def calls_of(script: Path) -> list[Call]:
     reader = _Reader()
     try:
         reader.read(ast.parse(script.read_text(encoding="utf-8")))
+        # Values that are nested too deeply are found here, not by the caller.
         any(any(unread(call)) for call in reader.calls)
     except OSError as error:
         raise ConfigError(f"{script}: cannot be read: {error.strerror}") from None
@@ -59,13 +59,12 @@ def calls_of(script: Path) -> list[Call]:
 _BUILTINS: Mapping[str, Callable[..., Any]] = {
     one.__name__: one for one in (dict, list, tuple, int, float, str, bool)
 }
+#: Modules and functions that leave what they are given as it is.
 _HARMLESS = {"unstable", "ray", "json", "yaml", "logging", "pprint", "wandb", *dir(builtins)}
-"""Modules and functions that leave what they are given as it is."""
-_LEAVING = (ast.Break, ast.Continue, ast.Return)
 
 
 class _Reader:
-    """Follows the statements in the order in which they run. Values are Python's own."""
+    """Follows the statements in the order in which they run."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -81,8 +80,9 @@ class _Reader:
         self._left = 50_000  # statements
 
     def read(self, module: ast.Module) -> None:
-        """Read all; at the end, the functions that were not called."""
+        """Read all statements."""
         self._block(module.body)
+        # Functions that were not called may be called by something unknown, as a command line.
         while self._waiting:
             source = self._waiting[0]
             self._doubt = f"a call of {source}"
@@ -92,7 +92,7 @@ class _Reader:
         """The value that a call returns. given: parameters -> arguments; others are unread."""
         node = self._functions[source]
         self._waiting = [one for one in self._waiting if one != source]
-        self._running.append(source)
+        self._running.append(source)  # a call of itself is not followed
         outer, self._own = self._own, bound([node.args]) | given
         before, self._returned = self._returned, []
         self._block(node.body)
@@ -102,7 +102,7 @@ class _Reader:
         return found[0] if len(found) == 1 else Unread(source=f"{node.name}(…)")
 
     def _perhaps(self, why: str, nodes: Sequence[ast.AST], *, own: bool = False) -> None:
-        """Read what may run never, or often. What it binds is unread; own: and does not stay."""
+        """Read nodes that may run never, or often. own: the names that they bind do not stay."""
         outer, doubt, loose = self._own, self._doubt, self._loose
         self._own, self._doubt, self._loose = outer | bound(nodes), why, True
         self._block(nodes)
@@ -123,7 +123,7 @@ class _Reader:
 
     def _do(self, node: ast.stmt) -> bool:
         self._left -= 1
-        if not self._left:
+        if not self._left:  # loops in loops may have no end
             raise RecursionError
         where = _place(node)
         match node:
@@ -133,6 +133,7 @@ class _Reader:
                     self._name(one.asname or first, one.name if one.asname else first)
             case ast.ImportFrom(module=module, names=names):
                 for one in names:
+                    # The star of the package is followed by a call of ``build``.
                     every = one.name == "*" and module == "unstable"
                     name = "build" if every else one.name
                     self._name(one.asname or name, f"{module}.{name}")
@@ -163,7 +164,7 @@ class _Reader:
             case ast.Delete(targets=targets):
                 for target in targets:
                     self._bind(target, Unread(source=ast.unparse(node)))
-            case ast.Global(names=names):
+            case ast.Global(names=names):  # other functions may set them
                 self._globals |= {name: Unread(source=name) for name in names}
             case ast.Return(value=given):
                 found = None if given is None else self._read(given)
@@ -184,6 +185,7 @@ class _Reader:
                 before = dict(self._own)
                 ended = self._block([*body, *orelse])
                 why = f"an exception in line {node.lineno}"
+                # A name that had another value before may still have it.
                 for name in bound(body) if handlers else ():
                     if before.get(name, ...) not in (..., self._own.get(name)):
                         self._own[name] = Unread(source=f"{name} ({why})")
@@ -197,7 +199,8 @@ class _Reader:
                 return self._block(body)
             case ast.For(target=target, body=body, orelse=orelse):
                 items = self._read(node.iter)
-                leaves = any(isinstance(one, _LEAVING) for one in ast.walk(node))
+                leaving = (ast.Break, ast.Continue, ast.Return)
+                leaves = any(isinstance(one, leaving) for one in ast.walk(node))
                 if isinstance(items, list | tuple) and not leaves:
                     for item in tuple(items):
                         self._bind(target, item)
@@ -209,18 +212,17 @@ class _Reader:
         return False
 
     def _define(self, node: Function) -> None:
-        """A function that is called later; inside of another one, whose names it has, read it."""
         source = f"{node.name} of line {node.lineno}"
         if self._own is self._globals:
             self._functions[source] = node
             self._waiting.append(source)
-        else:
+        else:  # a function inside of another has its names, so it is read here
             self._perhaps(f"a call of {source}", [node.args, *node.body], own=True)
             outer = [one for one in ast.walk(node) if isinstance(one, ast.Nonlocal)]
             self._own |= {name: Unread(source=name) for one in outer for name in one.names}
 
     def _name(self, name: str, path: str) -> None:
-        """A name is that of something outside of the script, or of a class."""
+        """Bind a name to something outside of the script, or to a class."""
         self._aliases[name] = path
         self._own.pop(name, None)
         if self._loose and name in self._globals:
@@ -243,7 +245,7 @@ class _Reader:
                     self._method(held, "__setitem__", [key, found], {}, target)
 
     def _read(self, node: ast.expr) -> Any:
-        """The value of an expression, or ``Unread``; its calls are noted."""
+        """The value of an expression, or ``Unread``; notes its calls."""
         match node:
             case ast.Constant(value=None | bool() | int() | float() | str()):
                 return node.value
@@ -292,7 +294,7 @@ class _Reader:
                     with contextlib.suppress(ValueError):
                         return format(found, spec)
             case _:
-                own = isinstance(node, ast.Lambda)
+                own = isinstance(node, ast.Lambda)  # has names of its own
                 self._perhaps(_place(node), [*ast.iter_child_nodes(node)], own=own)
         return Unread(source=ast.unparse(node))
 
@@ -309,7 +311,7 @@ class _Reader:
         return items
 
     def _table(self, entries: Iterable[tuple[Any, ast.expr]]) -> Names:
-        """A mapping of keys, which are read where they are expressions, or none for ``**``."""
+        """A mapping. entries: a key, as text or expression, or None for ``**``, and its value."""
         table: Names = {}
         for key, inner in entries:
             name = self._read(key) if isinstance(key, ast.expr) else key
@@ -323,7 +325,7 @@ class _Reader:
         return table
 
     def _target(self, node: ast.expr) -> tuple[str, Any]:
-        """The path of what is called, or whose method is, and its value."""
+        """Path and value of an expression that is called, or whose method is."""
         found: Any = Unread(source=ast.unparse(node))
         if isinstance(node, ast.Name):
             known = self._own if node.id in self._own else self._globals
@@ -377,6 +379,7 @@ class _Reader:
         call = Call(
             path=path,
             line=node.lineno,
+            # Copies: later changes of a list are not of this call.
             arguments=deepcopy(tuple(arguments)),
             keywords=deepcopy(keywords),
             doubt=self._doubt,
@@ -390,7 +393,7 @@ class _Reader:
     ) -> Any:
         """Evaluate a method of a list or a mapping; forget the object where that is not sure."""
         unsure, sets = Unread(source=ast.unparse(node)), name == "__setitem__"
-        if sets and self._loose:
+        if sets and self._loose:  # the item may be set or not
             arguments[1] = unsure
         grows = name in ("append", "extend", "update") and not self._loose
         keyed = (sets or name in ("get", "copy")) and not doubtful(*arguments[:1])

@@ -13,8 +13,8 @@ from rlforge.types import value
 
 Names = dict[Any, Any]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+#: Key, or keyword, of further items that only running the script would give.
 REST = "**"
-"""Key, or keyword, of what else a mapping has that only running the script would give."""
 
 
 @value
@@ -26,12 +26,12 @@ class Unread:
 
 @value
 class Call:
-    """A call in a script; ``name`` is the last part of its path.
+    """A call in a script.
 
     Attributes:
-        path: Dotted, as ``unstable.Tracker`` whatever it was imported as, without Ray's ``options``
-            and ``remote``; of a method of what a call made, ``unstable.Tracker().log``; behind
-            ``?.`` where it is not known what the first name is.
+        path: Dotted, by the names of its module, without Ray's ``options`` and ``remote``:
+            ``unstable.Tracker``, or ``unstable.Tracker().log``; behind ``?.`` where the first name
+            is unknown.
         arguments, keywords: Literals, further calls and ``Unread``.
         doubt: The condition that it depends on, if any.
         changes: Names of the lists and mappings that it may change.
@@ -81,7 +81,7 @@ _OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
 
 
 def forget(held: Any, node: ast.AST) -> None:
-    """Make all of a list or a mapping unread, in its place."""
+    """Make all of a list or a mapping unread, in its place: other names may be of it, too."""
     rest = Unread(source=ast.unparse(node))
     if isinstance(held, dict):
         held.update(dict.fromkeys([*held, REST], rest))
@@ -95,11 +95,12 @@ def doubtful(*found: Any) -> bool:
 
 
 def computed(op: ast.AST, left: Any, right: Any, node: ast.AST) -> Any:
-    """Apply an operator of the expression ``node`` to two values; no numbers above 2**64."""
+    """Apply an operator of the expression ``node`` to two values."""
     known = _OPERATORS.get(type(op))
     numbers = isinstance(left, int | float) and isinstance(right, int | float)
     joined = type(left) is type(right) and isinstance(left, str | list) and isinstance(op, ast.Add)
     compared = isinstance(op, ast.cmpop) and not doubtful(left, right)
+    # Numbers of millions of digits would take minutes.
     large = isinstance(op, ast.Pow | ast.LShift) and numbers and not abs(right) <= 64
     if known and (numbers or joined or compared) and not large:
         with contextlib.suppress(ArithmeticError, TypeError, ValueError):
@@ -110,7 +111,8 @@ def computed(op: ast.AST, left: Any, right: Any, node: ast.AST) -> Any:
 
 
 def given_to(node: Function, arguments: Sequence[Any], keywords: Names) -> Names:
-    """Parameters with what a call gives them; none where ``*``, ``**`` or a decorator may."""
+    """Parameters with the values that a call gives them."""
+    # ``*``, ``**`` and decorators may give others.
     starred = any(isinstance(one, Unread) and one.source[0] == "*" for one in arguments)
     if starred or REST in keywords or node.decorator_list:
         return {}
