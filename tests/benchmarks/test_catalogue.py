@@ -9,13 +9,8 @@ from rlforge.games.registry import env_ids
 
 SAMPLE = {
     "textarena": [
-        "TicTacToe-v0-train",
-        "Countdown-v0-train",
-        "Bandit-v0-hard-raw",
-        "CharacterConclave-v0-train",
-        "Stratego-v0",
-        "SantoriniBaseFixed-v0-train",
-        "SecretMafia-v0-train",
+        *("TicTacToe-v0-train", "Countdown-v0-train", "Bandit-v0-hard-raw", "Stratego-v0"),
+        *("CharacterConclave-v0-train", "SantoriniBaseFixed-v0-train", "SecretMafia-v0-train"),
         "ScorableGames-v0-7players",
     ],
     "openspiel": ["kuhn_poker", "oshi_zumo", "tarok", "crossword", "mfg_garnet", "hearts"],

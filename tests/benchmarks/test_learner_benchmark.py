@@ -23,8 +23,17 @@ def model(small_model):
 
 
 @pytest.fixture
-def work(model, tmp_path):
-    turns = importlib.import_module("turns")
+def turns(on_path):
+    return importlib.import_module("turns")
+
+
+@pytest.fixture
+def learner(on_path):
+    return importlib.import_module("learner")
+
+
+@pytest.fixture
+def work(model, turns, tmp_path):
     return importlib.import_module("contenders.work").Work(
         name="small",
         model=model.name,
@@ -40,14 +49,13 @@ def work(model, tmp_path):
     )
 
 
-def test_turns_are_whole_games_whose_text_has_the_ids_that_are_trained_on(model):
-    made = importlib.import_module("turns").make_turns(load_tokenizer(model), model, 40)
-    assert len(made) == 40
-    assert [turn.index for turn in made if turn.game == 0 and turn.player == 0] == list(
-        range(sum(turn.game == 0 and turn.player == 0 for turn in made))
-    )
-    assert all(len(turn.answer_ids) == 1 for turn in made)  # a move is a word of the tiny model
+def test_turns_are_whole_games_whose_text_has_the_ids_that_are_trained_on(model, turns):
     tokenizer = load_tokenizer(model)
+    made = turns.make_turns(tokenizer, model, 40)
+    assert len(made) == 40
+    first = [turn.index for turn in made if turn.game == 0 and turn.player == 0]
+    assert first == list(range(len(first)))
+    assert all(len(turn.answer_ids) == 1 for turn in made)  # a move is a word of the tiny model
     for turn in made:
         ids = tokenizer.encode(turn.prompt + turn.answer, add_special_tokens=False)
         assert tuple(ids) == turn.prompt_ids + turn.answer_ids
@@ -60,9 +68,8 @@ def test_work_survives_its_file(work, tmp_path):
 
 @pytest.mark.slow
 def test_contenders_have_the_same_gradient_and_need_neither_ray_nor_hydra_nor_games(
-    work, tmp_path, monkeypatch, bare_environment
+    work, learner, tmp_path, monkeypatch, bare_environment
 ):
-    learner = importlib.import_module("learner")
     monkeypatch.setitem(learner.BATCHES, "small", (24, (24,)))
     rows = learner.compare(work, sys.executable, 2, tmp_path)
     assert list(rows) == ["rlforge_learner", "plain_peft"]  # the peers' packages are absent
@@ -77,15 +84,13 @@ def row(cosine: float) -> dict[str, object]:
     return {"tokens": tokens, "tokens_on_the_cpu": tokens, "gradient_cosine": cosine}
 
 
-def test_other_work_ends_the_comparison(work):
-    learner = importlib.import_module("learner")
+def test_other_work_ends_the_comparison(work, learner):
     rows = {"rlforge_learner": row(1.0), "plain_peft": row(0.9998)}
     with pytest.raises(SystemExit, match="plain PEFT: gradient cosine"):
         learner.show(work, rows)
 
 
-def test_absent_peers_are_named_with_the_way_to_install_them(work, capsys):
-    learner = importlib.import_module("learner")
+def test_absent_peers_are_named_with_the_way_to_install_them(work, learner, capsys):
     learner.show(work, {"rlforge_learner": row(1.0)})
     assert capsys.readouterr().out.splitlines()[-1] == (
         "absent: plain PEFT, TRL GRPO, unstable-rl; to install: benchmarks/requirements-peers.txt"
@@ -102,9 +107,9 @@ def test_absent_peers_are_named_with_the_way_to_install_them(work, capsys):
         (["--repeats", "1"], "--repeats: a spread needs at least 2"),
     ],
 )
-def test_wrong_options_end_in_one_line(options, message, monkeypatch, capsys):
+def test_wrong_options_end_in_one_line(options, message, learner, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["learner.py", *options])
     with pytest.raises(SystemExit) as ended:
-        importlib.import_module("learner").main()
+        learner.main()
     assert ended.value.code == 2
     assert capsys.readouterr().err.strip().endswith(message)

@@ -61,7 +61,12 @@ def test_a_way_with_another_gradient_shows_as_wrong(monkeypatch, capsys):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize(
-    ("script", "options"), [("logits", ["--device", "cuda"]), ("quick_start", [])]
+    ("script", "options"),
+    [
+        ("logits", ["--device", "cuda"]),
+        ("quick_start", []),
+        ("learner", ["--shape", "qwen3-0.6b", "--device", "cuda"]),
+    ],
 )
 def test_without_a_gpu_cuda_is_refused_in_one_line(script, options, monkeypatch):
     monkeypatch.setattr(sys, "argv", [script, *options])

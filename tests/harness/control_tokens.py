@@ -25,6 +25,7 @@ SENTENCES = ["<s>", "</s>", "<unk>", "<start_of_turn>", "<end_of_turn>", "<bos>"
 LLAMA3 = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+OF_BYTES = trainers.BpeTrainer(vocab_size=400, initial_alphabet=BYTES, show_progress=False)
 
 
 def trained(core, trainer, *, special=(), normalized=(), plain=(), **named):
@@ -37,37 +38,40 @@ def trained(core, trainer, *, special=(), normalized=(), plain=(), **named):
     return PreTrainedTokenizerFast(tokenizer_object=core, **named)
 
 
-def qwen():
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+def byte_level(*, prefix=False, **model):
+    """A byte-level BPE. prefix: a space is added in front."""
+    core = Tokenizer(models.BPE(**model))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=BYTES, show_progress=False)
-    return trained(
-        core, trainer, special=QWEN, plain=["<think>", "</think>", "\n\n"], eos_token="<|im_end|>"
-    )
+    return core
 
 
-def llama3():
-    core = Tokenizer(models.BPE())
-    core.normalizer = normalizers.NFKC()
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=BYTES, show_progress=False)
-    return trained(core, trainer, normalized=LLAMA3, plain=["<|python_tag|>"])
-
-
-def gemma():
-    """BPE with byte fallback; a normaliser writes spaces as ``▁`` and adds one in front."""
+def byte_fallback(*special):
+    """A BPE whose characters fall back to bytes, and its trainer."""
     core = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    core.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
     core.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
-    fallback = [f"<0x{byte:02X}>" for byte in range(256)]
-    trainer = trainers.BpeTrainer(
-        vocab_size=700, special_tokens=[*SENTENCES, *fallback], show_progress=False
+    known = [*special, *(f"<0x{byte:02X}>" for byte in range(256))]
+    return core, trainers.BpeTrainer(vocab_size=700, special_tokens=known, show_progress=False)
+
+
+def qwen():
+    plain = ["<think>", "</think>", "\n\n"]
+    return trained(byte_level(), OF_BYTES, special=QWEN, plain=plain, eos_token="<|im_end|>")
+
+
+def llama3():
+    core = byte_level()
+    core.normalizer = normalizers.NFKC()
+    return trained(core, OF_BYTES, normalized=LLAMA3, plain=["<|python_tag|>"])
+
+
+def gemma():
+    """A normaliser writes spaces as ``▁`` and adds one in front."""
+    core, trainer = byte_fallback(*SENTENCES)
+    core.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
     return trained(core, trainer, plain=["<h1>", "▁▁"], unk_token="<unk>", bos_token="<bos>")
 
@@ -106,37 +110,24 @@ def tiny():
 
 def smollm():
     """Its unknown token is the end of the text, and no character becomes it."""
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=BYTES, show_progress=False)
     named = {"unk_token": "<|endoftext|>", "bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
-    return trained(core, trainer, special=[*QWEN, "<repo_name>"], **named)
+    return trained(byte_level(), OF_BYTES, special=[*QWEN, "<repo_name>"], **named)
 
 
 def gpt2():
     """Bytes that training never saw are unknown, and become the end of the text."""
-    core = Tokenizer(models.BPE(unk_token="<|endoftext|>"))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=200, special_tokens=["<|endoftext|>"], show_progress=False
     )
+    core = byte_level(prefix=True, unk_token="<|endoftext|>")
     plain = ["<think>", *QWEN[1:]]
     return trained(core, trainer, plain=plain, unk_token="<|endoftext|>", eos_token="<|im_end|>")
 
 
 def llama2():
-    """BPE with byte fallback and metaspaces; a BOS in front, the special tokens are its words."""
-    core = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    """Metaspaces; a BOS in front, the special tokens are its words."""
+    core, trainer = byte_fallback("<unk>", "<s>", "</s>")
     core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    core.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
-    fallback = [f"<0x{byte:02X}>" for byte in range(256)]
-    trainer = trainers.BpeTrainer(
-        vocab_size=700, special_tokens=["<unk>", "<s>", "</s>", *fallback], show_progress=False
-    )
     named = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
     made = trained(core, trainer, special=["[INST]", "[/INST]"], **named)
     in_front(made, "<s> $A", "<s>")
@@ -188,11 +179,8 @@ def words():
 
 def roberta():
     """Added tokens take the white space around them, or stand only where no word touches them."""
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True)
-    core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=BYTES, show_progress=False)
-    made = trained(core, trainer, special=["<s>", "</s>"], bos_token="<s>", eos_token="</s>")
+    named = {"bos_token": "<s>", "eos_token": "</s>"}
+    made = trained(byte_level(), OF_BYTES, special=["<s>", "</s>"], **named)
     sides = {"lstrip": True, "rstrip": True, "normalized": False}
     made.add_tokens([AddedToken(text, special=True, **sides) for text in ("<mask>", "[SEP]")])
     made.add_tokens([AddedToken("<|im_end|>", special=True, single_word=True, normalized=False)])
@@ -251,17 +239,12 @@ CHATS = {
 }
 #: What opens and closes a message in the chat templates of the tokenizers.
 SIGNS = {
-    "qwen": ("<|im_start|>", "<|im_end|>"),
-    "llama3": ("<|start_header_id|>", "<|eot_id|>"),
-    "gemma": ("<start_of_turn>", "<end_of_turn>"),
-    "unigram": ("<start_of_turn>", "<end_of_turn>"),
+    **dict.fromkeys(("qwen", "smollm", "gpt2"), ("<|im_start|>", "<|im_end|>")),
+    **dict.fromkeys(("llama3", "tiktoken"), ("<|start_header_id|>", "<|eot_id|>")),
+    **dict.fromkeys(("gemma", "unigram", "t5"), ("<start_of_turn>", "<end_of_turn>")),
     "word_pieces": ("[CLS]", "[SEP]"),
     "tiny": ("<pad>", "<eos>"),
-    "smollm": ("<|im_start|>", "<|im_end|>"),
-    "gpt2": ("<|im_start|>", "<|im_end|>"),
     "llama2": ("[INST]", "[/INST]"),
-    "tiktoken": ("<|start_header_id|>", "<|eot_id|>"),
-    "t5": ("<start_of_turn>", "<end_of_turn>"),
     "words": (" [CLS] ", " [SEP] "),
     "roberta": ("<s>", "[SEP]"),
 }

@@ -10,16 +10,35 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import close_session
 
 from rlforge.models.load import hub_is_reachable
 
-_COMMIT = "0123456789" * 4
+
+class Answers(BaseHTTPRequestHandler):
+    """Subclasses answer requests by ``answer``."""
+
+    def answer(self, code: int, content: Any, **more: str) -> None:
+        """Send ``content``: bytes as they are, anything else as JSON; more: header fields."""
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(code)
+        tag = hashlib.sha1(body, usedforsecurity=False).hexdigest()
+        fields = {"Content-Type": "application/json", "Content-Length": len(body)}
+        fields |= {"X-Repo-Commit": "0123456789" * 4, "ETag": f'"{tag}"'}
+        for field, text in {**fields, **more}.items():
+            self.send_header(field.replace("_", "-"), str(text))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
 
 
-class ModelFiles(BaseHTTPRequestHandler):
+class ModelFiles(Answers):
     """A hub that has one model, in ``server.folder``; its name is any."""
 
     def do_GET(self) -> None:
@@ -27,50 +46,51 @@ class ModelFiles(BaseHTTPRequestHandler):
         file: Path = self.server.folder / name  # type: ignore[attr-defined]
         if not found:
             listed = "/tree/" in self.path  # a folder of more chat templates
-            self._answer(200, json.dumps([] if listed else {"id": "org/m"}).encode())
+            self.answer(200, [] if listed else {"id": "org/m"})
         elif file.is_file():
-            self._answer(200, file.read_bytes())
+            self.answer(200, file.read_bytes())
         else:
-            self._answer(404, b"", {"X-Error-Code": "EntryNotFound"})
+            self.answer(404, b"", X_Error_Code="EntryNotFound")
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
-    def _answer(self, code: int, body: bytes, more: dict[str, str] | None = None) -> None:
-        self.send_response(code)
-        tag = hashlib.sha1(body, usedforsecurity=False).hexdigest()
-        fields = {"X-Repo-Commit": _COMMIT, "ETag": f'"{tag}"', "Content-Length": len(body)}
-        for field, content in {**fields, **(more or {})}.items():
-            self.send_header(field, str(content))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
 
-    def log_message(self, *_: object) -> None:
-        pass
+@contextlib.contextmanager
+def served(handler: type[Answers], **facts: Any) -> Iterator[Any]:
+    """A server with its ``url``. facts: further attributes of it."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        vars(server).update(facts, url=f"http://127.0.0.1:{server.server_port}")
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server
+        server.shutdown()
 
 
 @contextlib.contextmanager
 def hub(
-    monkeypatch: pytest.MonkeyPatch,
-    handler: type[BaseHTTPRequestHandler],
-    folder: Path | None = None,
+    monkeypatch: pytest.MonkeyPatch, handler: type[Answers], folder: Path | None = None
 ) -> Iterator[str]:
     """The address of a hub, as ``HF_ENDPOINT`` names one; proxies are none."""
     for name in list(os.environ):
         if name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.folder = folder  # type: ignore[attr-defined]
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        files = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    with served(handler, folder=folder) as server:
+        files = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
         monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", files)
         hub_is_reachable.cache_clear()
         close_session()  # its proxies are those of its first request
-        yield url
-        server.shutdown()
+        yield server.url
     hub_is_reachable.cache_clear()
     close_session()
+
+
+def copy_of_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Path:
+    """The folder of the files of ``org/m`` in a cache of the hub, which is empty so far."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    repository, commit = cache / "models--org--m", "0" * 40
+    (repository / "snapshots" / commit).mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    return repository / "snapshots" / commit

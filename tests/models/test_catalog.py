@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from huggingface_hub import constants
+from tests.harness.hub import copy_of_hub
 
 from rlforge.config.model import ModelConfig
 from rlforge.models.catalog import locate
@@ -27,14 +27,9 @@ def test_the_shape_of_a_local_model_counts_its_parameters(small_model):
 
 
 def test_the_hubs_local_copy_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    repository = tmp_path / "models--some--model"
-    snapshot = repository / "snapshots" / "abc"
-    snapshot.mkdir(parents=True)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("abc")
+    snapshot = copy_of_hub(monkeypatch, tmp_path)
     (snapshot / "config.json").write_text(json.dumps(COMPLETE))
-    found = locate(ModelConfig(name="some/model"))
+    found = locate(ModelConfig(name="org/m"))
     assert found.place == str(snapshot)
     assert (found.shape.layers, found.shape.kv_heads, found.shape.head_dim) == (2, 2, 4)
 

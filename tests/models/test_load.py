@@ -1,12 +1,13 @@
 """One loader for every kind of model, and clear messages when a model cannot be loaded."""
 
+# ruff: noqa: N802 - names of the library
+
 from __future__ import annotations
 
 import json
 import re
 import subprocess
 import sys
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from huggingface_hub import close_session
 from peft import LoraConfig, get_peft_model
 from tests import factories
+from tests.harness.hub import Answers, copy_of_hub
 from tests.harness.hub import hub as local_hub
 from transformers import (
     AutoTokenizer,
@@ -62,7 +64,7 @@ def local_model(tmp_path):
     return ModelConfig(kind="hf", name=str(tmp_path / "model"))
 
 
-def test_a_local_directory_is_loaded(local_model):
+def test_a_local_directory_is_loaded(local_model, capfd):
     assert load.resolve_model(local_model) == local_model.name
     model = load_base_model(local_model, CPU, torch.bfloat16)
     assert model.dtype is torch.bfloat16
@@ -70,11 +72,7 @@ def test_a_local_directory_is_loaded(local_model):
     assert model.name_or_path == local_model.name
     tokenizer = load_tokenizer(local_model)
     assert tokenizer.pad_token_id == tokenizer.eos_token_id
-
-
-def test_loading_prints_nothing(local_model, capfd):
-    load_base_model(local_model, CPU, torch.float32)
-    load_tokenizer(local_model)
+    assert load.load_value_head(local_model) is None
     assert capfd.readouterr() == ("", "")
 
 
@@ -106,10 +104,6 @@ def test_stop_tokens_come_from_generation_config_and_tokenizer(local_model):
     assert load.stop_token_ids(local_model, tokenizer) == tuple(sorted({1, end_of_turn}))
 
 
-def test_other_models_have_no_value_head(local_model):
-    assert load.load_value_head(local_model) is None
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -128,7 +122,6 @@ def test_directories_without_a_model_are_named(local_model, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"empty is a directory without config\.json"):
         load.resolve_model(ModelConfig(kind="hf", name=str(tmp_path / "empty")))
-    assert local_model.name is not None
     (Path(local_model.name) / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"model '.*model' cannot be loaded"):
         load_base_model(local_model, CPU, torch.float32)
@@ -151,14 +144,7 @@ def test_a_damaged_file_is_named(name, content, local_model):
 
 
 def test_an_unreachable_hub_falls_back_to_its_local_copy(local_model, tmp_path, monkeypatch):
-    cache = tmp_path / "hub"
-    repository = cache / "models--org--m"
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs" / "main").write_text("0" * 40)
-    (repository / "snapshots").mkdir()
-    assert local_model.name is not None
-    Path(local_model.name).rename(repository / "snapshots" / ("0" * 40))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    Path(local_model.name).rename(copy_of_hub(monkeypatch, tmp_path / "hub"))
     config = ModelConfig(kind="hf", name="org/m")
     assert load_tokenizer(config).eos_token == "<eos>"
     assert load_base_model(config, CPU, torch.float32).name_or_path == "org/m"
@@ -178,13 +164,7 @@ def test_an_unreachable_hub_falls_back_to_its_local_copy(local_model, tmp_path, 
 def test_weights_of_the_hub_are_here_once_all_their_files_are(
     files, missing, tmp_path, monkeypatch
 ):
-    repository = tmp_path / "models--org--m"
-    folder = repository / "snapshots" / ("0" * 40)
-    folder.mkdir(parents=True)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("0" * 40)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    config = ModelConfig(kind="hf", name="org/m")
+    folder, config = copy_of_hub(monkeypatch, tmp_path), ModelConfig(kind="hf", name="org/m")
     assert load.unfetched(config)
     for name in ("config.json", *files):
         (folder / name).write_text("{}")
@@ -199,7 +179,7 @@ def test_weights_of_the_hub_are_here_once_all_their_files_are(
         assert not load.unfetched(other)
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(Answers):
     """Answers about models as the hub does: by the last part of their name."""
 
     def do_GET(self) -> None:
@@ -210,25 +190,13 @@ class Hub(BaseHTTPRequestHandler):
             "gated": (403, "GatedRepo"),
             "broken": (500, ""),
         }[name]
-        body = json.dumps({"id": f"org/{name}"}).encode()
-        self.send_response(code)
-        self.send_header("X-Error-Code", reason)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self.answer(code, {"id": f"org/{name}"}, X_Error_Code=reason)
 
     def do_HEAD(self) -> None:
-        self.send_response(200)
-        self.end_headers()
+        self.answer(200, b"")
 
     def do_CONNECT(self) -> None:
-        """As a proxy that lets nobody through."""
-        self.send_response(407)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.answer(407, b"")  # as a proxy that lets nobody through
 
 
 @pytest.fixture
@@ -304,33 +272,23 @@ def test_a_model_on_this_machine_needs_no_hub(local_model):
     check_source(ModelConfig(kind="tiny"))
 
 
-@pytest.mark.parametrize(("kind", "most"), [("longrope", 16), ("llama3", 64)])
-def test_a_model_has_the_positions_that_it_counts_alike(kind, most):
-    """Beyond 16 tokens LongRoPE turns the positions of all tokens before otherwise."""
-    factors = {"long_factor": [4.0] * 8, "short_factor": [1.0] * 8}
-    bands = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    settings = {"factor": 4.0, **(factors if kind == "longrope" else bands)}
-    rope = {
-        "rope_type": kind,
-        "rope_theta": 1e4,
-        "original_max_position_embeddings": 16,
-        **settings,
-    }
-    config = LlamaConfig(
-        max_position_embeddings=64, rope_parameters=rope, hidden_size=64, num_attention_heads=4
-    )
-    assert positions(config) == most
+def roped(kind: str, **settings) -> LlamaConfig:
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, **settings}
+    rope |= {"original_max_position_embeddings": 16}
+    sizes = {"max_position_embeddings": 64, "hidden_size": 64, "num_attention_heads": 4}
+    return LlamaConfig(rope_parameters=rope, **sizes)
 
 
 @pytest.mark.parametrize(
     ("config", "most"),
     [
-        (RobertaConfig(max_position_embeddings=514), 512),
+        (RobertaConfig(max_position_embeddings=514), 512),  # from behind its padding token, 1
         (GPT2Config(n_positions=96), 96),
         (MptConfig(max_seq_len=128), 128),
         (BloomConfig(), sys.maxsize),
+        (roped("llama3", low_freq_factor=1.0, high_freq_factor=4.0), 64),
+        (roped("longrope", long_factor=[4.0] * 8, short_factor=[1.0] * 8), 16),
     ],
 )
 def test_positions_are_found_by_the_names_of_each_architecture(config, most):
-    """RoBERTa counts them from behind its padding token, 1."""
     assert positions(config) == most

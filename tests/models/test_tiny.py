@@ -219,11 +219,14 @@ def test_the_recipe_decides_the_weights(tmp_path):
     threads = torch.get_num_threads()
     state = torch.random.get_rng_state()
     games = tuple(dataclasses.replace(game, games=4) for game in TINY.games)
-    weights = []
+    weights, lines = [], []
     for name in ("first", "again"):
         (tmp_path / name).mkdir()
-        create_tiny(tmp_path / name, dataclasses.replace(_small(6), games=games), lambda _: None)
+        create_tiny(tmp_path / name, dataclasses.replace(_small(18), games=games), lines.append)
         weights.append(load_file(tmp_path / name / "model.safetensors"))
+    assert lines[0] == lines[10] == "playing 12 random games"
+    assert lines[-1].startswith("warming up: step 18 of 18, loss ")
+    assert len(lines) == 20
     first, again = weights
     assert first.keys() == again.keys()
     assert all(torch.equal(first[name], again[name]) for name in first)
@@ -241,15 +244,6 @@ def test_the_digest_follows_every_part_of_the_recipe():
         ),
     ]
     assert len({recipe.digest() for recipe in [TINY, TinyRecipe(), *changed]}) == 5
-
-
-def test_progress_is_reported(tmp_path):
-    lines = []
-    games = tuple(dataclasses.replace(game, games=2) for game in TINY.games)
-    create_tiny(tmp_path, dataclasses.replace(_small(steps=18), games=games), lines.append)
-    assert lines[0] == "playing 6 random games"
-    assert lines[-1].startswith("warming up: step 18 of 18, loss ")
-    assert len(lines) == 10
 
 
 @pytest.mark.slow

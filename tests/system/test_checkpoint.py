@@ -158,49 +158,29 @@ def test_listing_orders_by_number_and_sees_checkpoints_only(tmp_path):
     (tmp_path / "step-99").mkdir()
     (tmp_path / "notes.txt").write_text("")
     write_checkpoint(tmp_path, ".tmp.other.1.aa", fill(), {})
-    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == [
-        "step-1",
-        "step-2",
-        "step-10",
-    ]
+    listed = [path.name for path in checkpoint.list_checkpoints(tmp_path)]
+    assert listed == ["step-1", "step-2", "step-10"]
     assert checkpoint.latest_checkpoint(tmp_path) == tmp_path / "step-10"
     assert checkpoint.latest_checkpoint(tmp_path, with_state=True) is None
     extend_checkpoint(tmp_path / "step-2", fill(state__all=b"x"))
     assert checkpoint.latest_checkpoint(tmp_path, with_state=True) == tmp_path / "step-2"
     for empty in (tmp_path / "none", tmp_path / "step-99"):
-        assert (checkpoint.list_checkpoints(empty), checkpoint.latest_checkpoint(empty)) == (
-            [],
-            None,
-        )
+        assert checkpoint.list_checkpoints(empty) == []
+        assert checkpoint.latest_checkpoint(empty) is None
 
 
 def test_a_checkpoint_is_found_by_its_name_or_as_the_newest(tmp_path):
-    for version in (9, 10):
-        write_checkpoint(
-            tmp_path, checkpoint.step_name(version), fill(w=b"x"), {"version": version}
-        )
-    assert checkpoint.checkpoint_version(checkpoint.find_checkpoint(tmp_path)) == 10
-    assert (
-        checkpoint.checkpoint_version(checkpoint.find_checkpoint(tmp_path, "step-9"), verify=True)
-        == 9
-    )
-    assert checkpoint.step_name(0) == "step-0"
-    assert checkpoint.step_number("step-12") == 12
-    names = ("step-12", "base", "random_legal")
-    assert [checkpoint.is_step_name(name) for name in names] == [True, False, False]
-
-
-def test_the_error_of_an_unknown_checkpoint_names_the_newest(tmp_path):
     with pytest.raises(CheckpointError, match="holds no checkpoint yet"):
         checkpoint.find_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="step-1: no such checkpoint; there is none yet"):
         checkpoint.find_checkpoint(tmp_path, "step-1")
-    for version in (1, 2, 3, 4):
-        write_checkpoint(
-            tmp_path, checkpoint.step_name(version), fill(w=b"x"), {"version": version}
-        )
-    with pytest.raises(CheckpointError, match=r"; the newest are step-4, step-3, step-2$"):
-        checkpoint.find_checkpoint(tmp_path, "step-7")
+    for version in (7, 8, 9, 10):
+        write_checkpoint(tmp_path, f"step-{version}", fill(w=b"x"), {"version": version})
+    newest, other = (checkpoint.find_checkpoint(tmp_path, name) for name in ("latest", "step-9"))
+    assert checkpoint.checkpoint_version(newest) == 10
+    assert checkpoint.checkpoint_version(other, verify=True) == 9
+    with pytest.raises(CheckpointError, match=r"; the newest are step-10, step-9, step-8$"):
+        checkpoint.find_checkpoint(tmp_path, "step-6")
 
 
 def test_prune_keeps_the_newest_and_the_protected(tmp_path):
@@ -208,14 +188,10 @@ def test_prune_keeps_the_newest_and_the_protected(tmp_path):
         write_checkpoint(tmp_path, f"step-{number}", fill(a=b"x"), {})
     deleted = checkpoint.prune(tmp_path, 2, protected=("step-1", "step-5"))
     assert [path.name for path in deleted] == ["step-2", "step-3"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-1", "step-4", "step-5", "step-6"]
+    kept = ["step-1", "step-4", "step-5", "step-6"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
     assert checkpoint.prune(tmp_path, 2, protected=("step-1", "step-5")) == []
-    assert [path.name for path in checkpoint.prune(tmp_path, 0)] == [
-        "step-1",
-        "step-4",
-        "step-5",
-        "step-6",
-    ]
+    assert [path.name for path in checkpoint.prune(tmp_path, 0)] == kept
 
 
 def write_to_full_device(directory: Path) -> None:
@@ -304,9 +280,7 @@ def test_temporary_folders_of_living_or_recent_writers_stay(tmp_path):
     yesterday = time.time() - 25 * 3600
     os.utime(old, (yesterday, yesterday))
     assert checkpoint.clean_leftovers(tmp_path) == [old]
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        path.name for path in (own, init, recent, tmp_path / "step-1")
-    )
+    assert {*tmp_path.iterdir()} == {own, init, recent, tmp_path / "step-1"}
 
 
 def test_a_small_checkpoint_is_written_fast(tmp_path):

@@ -67,6 +67,9 @@ def test_only_visible_gpus_are_there(cards, monkeypatch):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", entry)
         (h200,) = hardware.gpus()
         assert (h200.index, h200.name) == (1, "NVIDIA H200")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-5f, 0")
+    both = {entry: gpu.index for entry, gpu in hardware.visible_gpus().items()}
+    assert list(both.items()) == [("GPU-5f", 1), ("0", 0)]
     for none in ("", "-1", "MIG-7f", "0,2"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
         assert hardware.gpus() == ()

@@ -1,22 +1,23 @@
 """Pushes to a stand-in of the hub, by the real ``huggingface_hub``."""
 
+# ruff: noqa: N802 - names of the library
+
 import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.harness.hub import Answers, served
 
 from rlforge.errors import ConfigError
 from rlforge.system.hub import check_push
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(Answers):
     """The part of the hub's API that a push uses; it refuses tokens but ``good``.
 
     dropped: part of the paths whose connections it closes without an answer.
@@ -35,7 +36,7 @@ class Hub(BaseHTTPRequestHandler):
             self.close_connection = True  # without an answer
             return
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        url = f"http://127.0.0.1:{hub.server_port}/me/mine"
+        url = f"{hub.url}/me/mine"
         if self.path == "/api/repos/create":
             hub.created.append(json.loads(body))
             self.reply({"url": url, "name": "me/mine"})
@@ -51,27 +52,13 @@ class Hub(BaseHTTPRequestHandler):
 
     def reply(self, content: Any) -> None:
         allowed = self.headers["Authorization"] == "Bearer good"
-        data = json.dumps(content if allowed else {"error": "Invalid token"}).encode()
-        self.send_response(200 if allowed else 401)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *message: Any) -> None:
-        pass
+        self.answer(*((200, content) if allowed else (401, {"error": "Invalid token"})))
 
 
 @pytest.fixture
 def hub() -> Iterator[Any]:
-    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    server.created, server.commits, server.files, server.dropped = [], [], [], "/nothing/"
-    server.endpoint = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with served(Hub, created=[], commits=[], files=[], dropped="/nothing/") as server:
+        yield server
 
 
 PUSH = """
@@ -98,7 +85,7 @@ except RlforgeError as error:
 def push(hub: Any, folder: Path, kind: str) -> list[str]:
     """What is said by a process that tries a bad token first."""
     command = [sys.executable, "-c", PUSH, str(folder), kind]
-    own = os.environ | {"HF_ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": "0"}
+    own = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
     done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -120,8 +107,8 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_push_checks_the_token_and_fills_a_private_repository(hub, folder):
     refused, *_, said = push(hub, folder, "model")
-    assert refused.startswith(f"--push: no access to {hub.endpoint}: Invalid user token")
-    assert said == f"pushed to {hub.endpoint}/me/mine"
+    assert refused.startswith(f"--push: no access to {hub.url}: Invalid user token")
+    assert said == f"pushed to {hub.url}/me/mine"
     [created] = hub.created
     made = (created["organization"], created["name"], created["visibility"])
     assert made == ("me", "mine", "private")
@@ -135,30 +122,34 @@ def test_a_pushed_dataset_replaces_the_parquet_files_of_the_one_before(hub, fold
     data = [f"data/train-0000{number}-of-00002.parquet" for number in (0, 1)]
     hub.files = [*data, "LICENSE"]
     *_, said = push(hub, folder, "dataset")
-    assert said == f"pushed to {hub.endpoint}/datasets/me/mine"
+    assert said == f"pushed to {hub.url}/datasets/me/mine"
     assert [created["type"] for created in hub.created] == ["dataset"]
     assert deleted(hub.commits) == set(data)
 
 
-def test_a_pushed_model_replaces_the_weights_of_the_one_before(hub, tmp_path):
+ADAPTER = {"adapter_config.json", "adapter_model.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("pushed", "old", "kept"),
+    [
+        (
+            {"model.safetensors", "README.md", "tokenizer.json"},
+            ADAPTER
+            | {"model.safetensors.index.json", "model-00001-of-00002.safetensors", "small[1].gguf"},
+            {"model.safetensors", "README.md", "LICENSE", "first/adapter_model.safetensors"},
+        ),
+        (ADAPTER, {"model.safetensors", "mine.gguf"}, ADAPTER | {"config.json"}),
+    ],
+    ids=["whole", "adapter"],
+)
+def test_a_pushed_model_replaces_the_weights_of_the_one_before(hub, tmp_path, pushed, old, kept):
     """Adapter files would be loaded on top of merged weights, parts of a larger model with them."""
-    for name in ("model.safetensors", "README.md", "tokenizer.json"):
+    for name in pushed:
         (tmp_path / name).write_text(name)
-    old = {"adapter_config.json", "adapter_model.safetensors", "model.safetensors.index.json"}
-    old |= {"model-00001-of-00002.safetensors", "small[1].gguf"}
-    kept = {"model.safetensors", "README.md", "LICENSE", "first/adapter_model.safetensors"}
     hub.files = sorted(old | kept)
     push(hub, tmp_path, "model")
     assert deleted(hub.commits) == old
-
-
-def test_a_pushed_adapter_replaces_whole_weights_and_keeps_what_it_has(hub, tmp_path):
-    adapter = {"adapter_model.safetensors", "adapter_config.json"}
-    for name in adapter:
-        (tmp_path / name).write_text(name)
-    hub.files = sorted(adapter | {"model.safetensors", "mine.gguf", "config.json"})
-    push(hub, tmp_path, "model")
-    assert deleted(hub.commits) == {"model.safetensors", "mine.gguf"}
 
 
 @pytest.mark.parametrize("kind", ["model", "dataset"])
@@ -171,7 +162,7 @@ def test_a_connection_that_is_lost_says_how_to_push_the_folder_later(hub, folder
 
 
 def test_a_hub_that_cannot_be_reached_is_one_message_with_the_mend(hub, folder):
-    hub.endpoint = "http://127.0.0.1:9"
+    hub.url = "http://127.0.0.1:9"
     [*_, said] = push(hub, folder, "model")
     assert said.startswith("--push: no access to http://127.0.0.1:9: ")
     assert said.endswith("; mend this, or leave --push out and push later")

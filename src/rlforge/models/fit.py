@@ -129,12 +129,7 @@ def untrainable(described: Mapping[str, Any], lora: LoraConfig, base: str = "") 
 
 
 def largest_rank(described: dict[str, Any]) -> int:
-    """The largest rank among the layers of an adapter.
-
-    Example:
-        >>> largest_rank({"r": 4, "rank_pattern": {"q_proj": 12}})
-        12
-    """
+    """The largest rank among the layers of an adapter."""
     ranks: list[int] = [described.get("r", 1), *(described.get("rank_pattern") or {}).values()]
     return max(ranks)
 
