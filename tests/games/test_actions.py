@@ -9,7 +9,6 @@ from rlforge.config.plugins import EXTRACTIONS
 from rlforge.errors import ConfigError
 from rlforge.games.actions import Extractor, extract
 from rlforge.games.registry import make_game
-from rlforge.games.textarena import TextArenaGame
 from rlforge.types import EnvSpec
 
 BRACKETED = ("[0]", "[1]")
@@ -133,25 +132,6 @@ def test_any_text_is_read_without_failing(text, name):
     extraction = extract(name, text)
     assert extraction.well_formed == bool(extraction.action)
     assert extraction.well_formed != bool(extraction.feedback)
-
-
-@given(st.text(alphabet=st.characters(exclude_characters="{}[]\\")), st.integers(0, 15))
-def test_a_boxed_action_is_found_in_any_text_around_it(noise, cell):
-    assert extract("boxed", rf"{noise}\boxed{{[{cell}]}}{noise}").action == f"[{cell}]"
-
-
-@pytest.mark.parametrize("text", ["bet", "[bet]", "[Bet]"])
-def test_kuhn_poker_takes_what_was_boxed(text):
-    game = TextArenaGame(EnvSpec(id="KuhnPoker-v0-short-train"), 0)
-    game.step(extract("boxed", rf"\boxed{{{text}}}", game.view().legal_actions).action)
-    assert game.accepted
-
-
-@pytest.mark.parametrize("env_id", ["KuhnPoker-v0-short", "TicTacToe-v0-train", "ConnectFour-v0"])
-def test_a_text_without_the_format_counts_as_an_invalid_move(env_id):
-    game = TextArenaGame(EnvSpec(id=env_id), 0)
-    game.step(extract("boxed", "I would take [4], or bet [bet] [col 4]").action)
-    assert not game.accepted
 
 
 def test_an_unknown_extraction_is_refused_with_the_nearest():

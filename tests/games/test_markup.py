@@ -36,8 +36,9 @@ CHATS = {
 
 
 def speaking(chat):
+    """A tokenizer with a template, given by its name in ``CHATS`` or as it is."""
     made = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
-    made.chat_template = CHATS[chat]
+    made.chat_template = CHATS.get(chat, chat)
     return made
 
 
@@ -101,33 +102,28 @@ def test_a_content_that_a_template_compares_changes_no_markup():
         assert prompt.text == f"<user>{text}<assistant>"
 
 
-def test_a_template_that_refuses_a_role_is_named_with_the_mend():
-    tokenizer = speaking("chatml")
-    tokenizer.chat_template = "{{ raise_exception('System role not supported') }}"
-    with pytest.raises(ConfigError, match=r"System role not supported.*markup of the model's fam"):
-        by_chat_template(SAID, "", tokenizer)
-
-
-@pytest.mark.parametrize("wrong", ["{{ 1 / 0 }}", "{{ range(10 ** 9) }}", "{{ m.content % 'a' }}"])
-def test_a_template_may_fail_in_any_way(wrong):
-    tokenizer = speaking("chatml")
-    tokenizer.chat_template = CHATS["chatml"].replace("{{ m.content }}", wrong)
-    with pytest.raises(ConfigError, match="refuses these messages"):
-        by_chat_template(SAID, "", tokenizer)
-
-
-@pytest.mark.parametrize("blind", [" ", "Hello.", "{{ messages[0].role }}<assistant>"])
-def test_a_template_that_does_not_show_what_is_asked_is_refused(blind):
-    tokenizer = speaking("chatml")
-    tokenizer.chat_template = blind
-    with pytest.raises(ConfigError, match="does not show what the user says last"):
-        by_chat_template(SAID, "", tokenizer)
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ raise_exception('No system role') }}", "No system role.*markup of the model's fam"),
+        *(
+            (f"{{{{ {wrong} }}}}", "refuses these messages")
+            for wrong in ("1 / 0", "range(10 ** 9)")
+        ),
+        *(
+            (blind, "does not show what the user says last")
+            for blind in (" ", "Hello.", "{{ messages[0].role }}<assistant>")
+        ),
+    ],
+)
+def test_a_template_that_does_not_take_messages_is_named_with_the_mend(template, message):
+    with pytest.raises(ConfigError, match=message):
+        by_chat_template(SAID, "", speaking(template))
 
 
 def test_a_template_that_shows_the_first_message_alone_gets_all_in_it():
-    tokenizer = speaking("chatml")
-    tokenizer.chat_template = "{{ messages[0].role }}: {{ messages[0].content }}"
-    prompt = by_chat_template(SAID[:2], "", tokenizer)
+    template = "{{ messages[0].role }}: {{ messages[0].content }}"
+    prompt = by_chat_template(SAID[:2], "", speaking(template))
     assert prompt.text == "user: You play.\n\nOne."
 
 
@@ -146,8 +142,7 @@ IGNORING = IGNORING.replace("in messages %}", "in messages if m.role != 'system'
 
 @pytest.mark.parametrize("template", [ALTERNATING, IGNORING])
 def test_a_template_without_a_system_role_gets_its_text_in_front_of_the_users(template):
-    tokenizer = speaking("chatml")
-    tokenizer.chat_template = template
+    tokenizer = speaking(template)
     first = by_chat_template(SAID[:2], "", tokenizer)
     assert first.text == "<user>You play.\n\nOne.</user><assistant>"
     assert contents(first) == [(1, "You play.\n\nOne.")]
@@ -169,16 +164,14 @@ def test_a_template_without_a_system_role_gets_its_text_in_front_of_the_users(te
     ],
 )
 def test_a_template_that_shows_only_parts_of_contents_gets_parts(first):
-    tokenizer = speaking("chatml")
-    tokenizer.chat_template = CHATS["chatml"].replace("{{ m.content }}", first)
+    tokenizer = speaking(CHATS["chatml"].replace("{{ m.content }}", first))
     prompt = by_chat_template(SAID, "", tokenizer)
     assert prompt == by_chat_template(SAID, "", speaking("chatml"))
     assert contents(prompt) == [(n, one["content"]) for n, one in enumerate(SAID)]
 
 
 def test_a_template_whose_roles_alternate_gets_messages_of_one_role_as_one():
-    tokenizer = speaking("chatml")
-    tokenizer.chat_template = ALTERNATING
+    tokenizer = speaking(ALTERNATING)
     said = [SAID[1], SAID[3], SAID[2], {"role": "assistant", "content": ""}, SAID[1]]
     prompt = by_chat_template(said, "", tokenizer)
     assert contents(prompt) == [(1, "One.\n\nTwo."), (3, SAID[2]["content"]), (4, "One.")]

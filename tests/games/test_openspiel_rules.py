@@ -304,22 +304,6 @@ def test_an_occupied_cell_of_a_hidden_board(name, cells, again):
     assert " ".join(below).split() == (["2", "1,0"] if name == "dark_hex" else ["1,0"])
 
 
-@pytest.mark.parametrize(
-    ("name", "moves", "won"),
-    [
-        ("tic_tac_toe", "x(0,0) o(1,0) x(0,1) o(1,1) x(0,2)", 0),
-        ("tic_tac_toe", "x(1,1) o(0,0) x(0,1) o(2,1) x(1,0) o(1,2) x(2,0) o(0,2) x(2,2)", None),
-        ("phantom_ttt", "x(0,0) o(1,1) x(0,1) o(1,2) x(0,2)", 0),
-        ("connect_four", "x0 o1 x0 o1 x0 o1 x0", 0),
-        ("connect_four(x_in_row=3)", "x0 o1 x0 o1 x0", 0),
-    ],
-)
-def test_lines_win(name, moves, won):
-    state = path(name, *moves.split())
-    assert state.is_terminal()
-    assert winner(state) == won
-
-
 def test_rules_follow_the_parameters_of_a_game():
     assert "one of 5 columns" in told("connect_four(columns=5)")
     assert "3 stones in a line win" in told("connect_four(x_in_row=3)")

@@ -4,7 +4,7 @@ import pytest
 from tests.factories import scripted_game
 
 from rlforge.config.plugins import PLAYERS
-from rlforge.errors import ConfigError, GameError
+from rlforge.errors import ConfigError
 from rlforge.games.base import View
 from rlforge.games.grids import Grid
 from rlforge.games.players import check_player, make_player
@@ -129,9 +129,3 @@ def test_players_know_the_games_that_the_check_lets_them_play():
 def test_a_player_that_cannot_play_is_refused_with_the_reason(name, env, message):
     with pytest.raises(ConfigError, match=message):
         check_player(name, env)
-
-
-def test_a_player_in_the_wrong_game_fails_as_a_game():
-    nim = EnvSpec(id="Nim-v0")
-    with pytest.raises(GameError, match="minimax knows OpenSpiel games, TicTacToe"):
-        make_player("minimax", nim, 0).act(make_game(nim, 0).view())

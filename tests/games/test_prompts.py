@@ -93,11 +93,6 @@ def test_the_answer_is_asked_for_in_the_way_it_is_read(tokenizer, view, template
     assert "number" in asked["number"]
 
 
-def test_the_board_template_is_the_board_alone(tokenizer, view):
-    text, _ = Prompter(tokenizer).encode(BOARD, view)
-    assert text == view.board == "tak a____ b____ c____ d____ go"
-
-
 def test_remembered_prompts_give_the_same_ids_without_asking_again(view):
     class Counting:
         chat_template = unk_token_id = bos_token_id = eos_token_id = None

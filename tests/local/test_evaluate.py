@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,6 @@ import pytest
 import torch
 from tests.factories import batch, changed, sample
 
-from rlforge import load_run, play_game
 from rlforge.config.compose import compose, from_yaml, to_yaml
 from rlforge.config.games import EvalEnvEntry
 from rlforge.errors import CheckpointError, ConfigError
@@ -108,48 +108,36 @@ async def test_versions_play_with_their_adapters_against_each_other_and_themselv
 
 async def test_games_in_which_the_context_ends_an_answer_are_drawn(run_dir):
     """The untrained model says anything; there is room for a token of the four it may use."""
-    with_room = (await evaluate_run(run_dir, "step-0", ["random_legal"], 8)).results[0]
     config = from_yaml(run_dir / "config.yaml")
     tokenizer, [env] = load_tokenizer(config.model), train_envs(config)
     _, prompt = Prompter(tokenizer).encode(env.form, make_game(env, 0).view())
     change(run_dir, engine={"max_model_len": len(prompt) + 1})
-    without = (await evaluate_run(run_dir, "step-0", ["random_legal"], 20)).results[0]
-    assert (with_room.draws, with_room.losses) == (0, 8)
+    [without] = (await evaluate_run(run_dir, "step-0", ["random_legal"], 20)).results
     assert without.draws > 10
     assert without.losses == 20 * without.invalid_rate == 20 - without.draws
-    with load_run(run_dir).policy("step-0") as policy:
-        records = [play_game(env, policy, "random_legal", seed=seed) for seed in range(9)]
-    for record in records:
-        cut = record.turns[-1].completion.finish_reason == "context"
-        assert record.end_reason == ("context_limit" if cut else "invalid_move")
-    assert {record.cut_by for record in records} >= {0}
-
-
-async def test_opponents_and_games_default_to_those_of_the_run(one_idea):
-    messages: list[str] = []
-    measured = await evaluate_run(one_idea, "latest", None, None, messages.append)
-    assert [result.opponent for result in measured.results] == ["base", "random_legal"]
-    assert [result.games for result in measured.results] == [4, 4]
-    assert measured.complete
-    assert measured.failures == ()
-    assert messages == ["step-1 plays 8 games"]
 
 
 async def test_results_so_far_are_said_and_kept_and_are_the_same_again(one_idea, monkeypatch):
+    """Opponents and games are those of the run."""
     messages: list[str] = []
     kept: list[int] = []
-    first = await evaluate_run(one_idea, "step-1", ["random_legal"], 6)
+    first = await evaluate_run(one_idea, "step-1", None, None)
     monkeypatch.setattr(evaluate, "SAY_EVERY_S", 0.0)
 
     def keep(results):
         kept.append(sum(result.games for result in results))
 
-    again = await evaluate_run(one_idea, "latest", ["random_legal"], 6, messages.append, keep)
+    again = await evaluate_run(one_idea, "latest", None, None, messages.append, keep)
+    assert messages[0] == "step-1 plays 8 games"
     said = [message.partition(":")[0] for message in messages[1:]]
-    assert said == [f"{games} of 6 games" for games in range(1, 6)]
-    assert "won of 2 against random_legal" in messages[2]
-    assert kept == [1, 2, 3, 4, 5]
-    assert again.results[0].games == 6
+    assert said == [f"{games} of 8 games" for games in range(1, 8)]
+    assert re.search(r"% won of \d against random_legal", messages[-1])
+    assert kept == [*range(1, 8)]
+    assert [(each.opponent, each.games) for each in again.results] == [
+        ("base", 4),
+        ("random_legal", 4),
+    ]
+    assert (again.complete, again.failures) == (True, ())
     assert first.results == again.results
 
 

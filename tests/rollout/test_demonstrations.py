@@ -28,6 +28,7 @@ from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.record.game_files import GameWriter, read_games
 from rlforge.rollout.demonstrations import demonstration_games, load_samples, make_samples
 from rlforge.samples import Sample
+from rlforge.types import GameRecord
 
 TICTACTOE = EnvConfig(train=[EnvEntry(id="TicTacToe-v0-train", max_turns=20)])
 
@@ -50,9 +51,21 @@ def tiny(small_model: Path) -> ModelConfig:
     return ModelConfig(name=str(small_model), prompt_template="board", action_extraction="bracket")
 
 
-def config(model: ModelConfig, **data: Any) -> SftConfig:
+def config(model: ModelConfig, *, context: str = "turn", **data: Any) -> SftConfig:
     given: dict[str, Any] = {"players": ["random_legal"], "games": 12, "validation": 0.0, **data}
-    return SftConfig(env=TICTACTOE, model=model, data=DataConfig(**given))
+    env = dataclasses.replace(TICTACTOE, context=context)
+    engine = EngineConfig(max_model_len=4096)
+    return SftConfig(env=env, model=model, data=DataConfig(**given), engine=engine)
+
+
+def played_by_a_run(folder: Path, model: ModelConfig, records: Iterable[GameRecord]) -> str:
+    """The directory of a run with these games."""
+    folder.mkdir()
+    (folder / "config.yaml").write_text(to_yaml(RunConfig(model=model)))
+    writer = GameWriter(folder)
+    writer.add(list(records))
+    writer.close()
+    return str(folder)
 
 
 async def samples(config: SftConfig, run_dir: Path) -> tuple[Sample, ...]:
@@ -104,12 +117,7 @@ async def test_answers_have_the_form_and_the_end_of_the_models_turn(
 async def test_in_conversations_a_players_turns_continue_each_other_as_in_play(
     chat_model, tmp_path
 ):
-    talking = config(chat_model)
-    talking = dataclasses.replace(
-        talking, env=dataclasses.replace(TICTACTOE, context="conversation")
-    )
-    talking = dataclasses.replace(talking, engine=EngineConfig(max_model_len=4096))
-    made = await samples(talking, tmp_path)
+    made = await samples(config(chat_model, context="conversation"), tmp_path)
     tokenizer = load_tokenizer(chat_model)
     players: dict[tuple[str, int], list[Sample]] = {}
     for sample in made:
@@ -140,7 +148,7 @@ async def test_answers_that_the_model_cannot_give_are_left_out(chat_model, tiny,
     with pytest.raises(RunError, match="not read as their action"):
         await make_samples(early, tmp_path / "early", lambda text: None)
     # A conversation ends with it.
-    early = dataclasses.replace(early, env=dataclasses.replace(TICTACTOE, context="conversation"))
+    early = config(tiny, context="conversation", answer="As [x] says, {action}")
     with pytest.raises(RunError, match=r"24 not read as their action"):
         await make_samples(early, tmp_path / "talk", lambda text: None)
 
@@ -167,12 +175,9 @@ async def test_only_the_last_turns_are_learned_from_where_so_asked(chat_model, t
         return turns
 
     for context in ("turn", "conversation"):
-        playing = config(chat_model)
-        playing = dataclasses.replace(playing, env=dataclasses.replace(TICTACTOE, context=context))
-        playing = dataclasses.replace(playing, engine=EngineConfig(max_model_len=4096))
-        every = await samples(playing, tmp_path / f"all-{context}")
-        playing = dataclasses.replace(playing, data=dataclasses.replace(playing.data, last_turns=2))
-        last = await samples(playing, tmp_path / f"last-{context}")
+        every = await samples(config(chat_model, context=context), tmp_path / f"all-{context}")
+        ends = config(chat_model, context=context, last_turns=2)
+        last = await samples(ends, tmp_path / f"last-{context}")
         assert longest(last) == {key: turns[-2:] for key, turns in longest(every).items()}
         prompts = {(s.origin, s.player_id, s.turn_index): s.prompt_token_ids for s in every}
         assert all(prompts[s.origin, s.player_id, s.turn_index] == s.prompt_token_ids for s in last)
@@ -210,7 +215,7 @@ async def test_whole_games_are_held_out(tiny, tmp_path):
 
 async def test_a_runs_own_answers_are_taken_token_by_token(tiny, tmp_path):
     await make_samples(config(tiny, games=4), tmp_path / "scripted", lambda text: None)
-    run, records = tmp_path / "run", []
+    records = []
     for record in read_games(tmp_path / "scripted"):
         # As an engine answers seat 0; one answer reached the limit of tokens.
         turns = tuple(
@@ -229,12 +234,8 @@ async def test_a_runs_own_answers_are_taken_token_by_token(tiny, tmp_path):
             for place, turn in enumerate(record.turns)
         )
         records.append(dataclasses.replace(record, turns=turns))
-    run.mkdir()
-    (run / "config.yaml").write_text(to_yaml(RunConfig(model=tiny)))
-    writer = GameWriter(run)
-    writer.add(records)
-    writer.close()
-    made = await samples(config(tiny, players=[], run=str(run)), tmp_path / "own")
+    run = played_by_a_run(tmp_path / "run", tiny, records)
+    made = await samples(config(tiny, players=[], run=run), tmp_path / "own")
     expected = {
         (record.spec.game_id, (7, place), (8, place, 9))
         for record in records
@@ -242,12 +243,12 @@ async def test_a_runs_own_answers_are_taken_token_by_token(tiny, tmp_path):
         if turn.player_id == 0 and place != 2
     }
     assert {(s.origin, s.prompt_token_ids, s.token_ids) for s in made} == expected
-    ends = config(tiny, players=[], run=str(run), last_turns=1)
+    ends = config(tiny, players=[], run=run, last_turns=1)
     lengths = {r.spec.game_id: sum(turn.player_id == 0 for turn in r.turns) for r in records}
     last = {s.origin: s.turn_index for s in await samples(ends, tmp_path / "ends")}
     assert last.items() <= {game: number - 1 for game, number in lengths.items()}.items()
     assert len(last) >= len(records) - 1
-    won = config(tiny, players=[], run=str(run), keep="wins")
+    won = config(tiny, players=[], run=run, keep="wins")
     if any(record.rewards[0] > 0 for record in records):
         assert {s.raw_reward for s in await samples(won, tmp_path / "won")} == {1.0}
 
@@ -267,14 +268,9 @@ async def test_another_model_teaches_by_its_words_and_not_by_its_tokens(
         said = tokenizer.decode(sample.token_ids, skip_special_tokens=True)
         assert extract("boxed", said, None).action == sample.action
     # In the records of such games are its tokens, which mean other texts to the run's model.
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "config.yaml").write_text(to_yaml(RunConfig(model=chat_model)))
-    writer = GameWriter(run)
-    writer.add(list(read_games(tmp_path / "data")))
-    writer.close()
+    run = played_by_a_run(tmp_path / "run", chat_model, read_games(tmp_path / "data"))
     with pytest.raises(RunError, match="no sample is left"):
-        await samples(config(chat_model, players=[], run=str(run)), tmp_path / "own")
+        await samples(config(chat_model, players=[], run=run), tmp_path / "own")
 
 
 class Reasoner(ChatHandler):
@@ -287,24 +283,14 @@ class Reasoner(ChatHandler):
         self.send(200, completion(text))
 
 
-async def test_an_api_models_words_are_learned(chat_model, tmp_path):
+@pytest.mark.parametrize("form", ["boxed", "last_line"])
+async def test_an_api_models_words_are_learned_in_the_models_form(chat_model, form, tmp_path):
+    asked = dataclasses.replace(chat_model, action_extraction=form)
+    asked = config(asked, players=["openai:teacher"], games=2)
     with serving(Reasoner) as server:
-        asked = config(chat_model, players=["openai:teacher"], games=2)
-        asked = changed(asked, [f"pool.api.openai_base_url={server.url}"])
-        made = await samples(asked, tmp_path / "chat")
-        tokenizer = load_tokenizer(chat_model)
-        for sample in made:
-            said = tokenizer.decode(sample.token_ids)
-            assert said == rf"The board is open. \boxed{{{sample.action}}}<|im_end|>"
-
-
-async def test_an_api_model_that_answers_in_another_form_is_learned_from_in_ours(tiny, tmp_path):
-    with serving(Reasoner) as server:
-        plain = dataclasses.replace(tiny, action_extraction="last_line")
-        asked = config(plain, players=["openai:teacher"], games=2)
-        asked = changed(asked, [f"pool.api.openai_base_url={server.url}"])
-        made = await samples(asked, tmp_path)
-        tokenizer = load_tokenizer(tiny)
-        assert {tokenizer.decode(sample.token_ids) for sample in made} == {
-            f" {sample.action}" for sample in made
-        }
+        made = await samples(changed(asked, [f"pool.api.openai_base_url={server.url}"]), tmp_path)
+    tokenizer = load_tokenizer(chat_model)
+    words = {"boxed": r"The board is open. \boxed{{{}}}", "last_line": "{}"}[form]
+    for sample in made:
+        said = tokenizer.decode(sample.token_ids)
+        assert said == f"{words.format(sample.action)}<|im_end|>"

@@ -4,10 +4,8 @@ import random
 import sys
 
 import pytest
-import textarena
 from tests import factories
 from tests.factories import game_spec, seat
-from textarena.envs.registration import ENV_REGISTRY, register
 
 from rlforge.errors import EngineError, ExtensionError, PromptTooLongError
 from rlforge.games.players import make_player
@@ -248,41 +246,6 @@ async def test_a_failing_environment_is_data():
     assert record.end_reason == "error"
     assert record.error.startswith("GameError: ScorableGames-v0-7players: reset failed")
     assert record.turns == ()
-
-
-class Hanging(textarena.Env):
-    """Its second step never returns."""
-
-    def reset(self, num_players, seed=None):
-        self.state = textarena.TwoPlayerState(num_players=num_players, seed=seed)
-        self.state.reset(game_state={}, player_prompt_function=lambda **_: "Say something.")
-
-    def step(self, action):
-        while self.state.turn:
-            pass
-        return self.state.step()
-
-
-async def test_an_environment_that_hangs_is_data_and_others_play_on():
-    register(
-        id="Hanging-v0",
-        entry_point=Hanging,
-        default_wrappers=[textarena.wrappers.LLMObservationWrapper],
-    )
-
-    async def answer(seat, view, seed):
-        return Completion(text="x")
-
-    try:
-        env = EnvSpec(id="Hanging-v0", timeout_s=0.3)
-        record = await play_game(spec(env, seed=0, extraction="raw"), answer)
-    finally:
-        del ENV_REGISTRY["Hanging-v0"]
-    assert record.end_reason == "error"
-    assert "step failed in turn 2: TimeoutError" in record.error
-    assert "did not return within 0.3 s" in record.error
-    assert len(record.turns) == 1
-    assert (await play_game(spec(), scripted(TAK))).end_reason == "finished"
 
 
 async def test_a_mistake_in_the_program_is_not_hidden():

@@ -1,7 +1,6 @@
 import dataclasses
 import json
 from collections import Counter
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -42,20 +41,13 @@ def learner_seats(spec: GameSpec) -> list[int]:
     return [seat.player_id for seat in spec.seats if seat.policy.uid == "step-2"]
 
 
-def test_seats_follow_the_environment():
-    [spec] = make_scheduler().next_games(1)
-    assert spec.env == TWO
-    assert spec.purpose == "train"
-    assert spec.focus is None
-    assert [seat.player_id for seat in spec.seats] == [0, 1]
-    assert {seat.form for seat in spec.seats} == {TWO.form}
-
-
 @settings(max_examples=25)
 @given(st.sampled_from(MODES.names()), st.integers(0, 2**31))
 def test_exactly_the_seats_of_the_current_version_are_trained(mode, seed):
     for spec in make_scheduler(mode, [TWO, THREE, ALONE], seed=seed).next_games(20):
-        assert len(spec.seats) == spec.env.num_players
+        assert (spec.purpose, spec.focus) == ("train", None)
+        assert [seat.player_id for seat in spec.seats] == [*range(spec.env.num_players)]
+        assert {seat.form for seat in spec.seats} == {spec.env.form}
         assert any(seat.trained for seat in spec.seats)
         for seat in spec.seats:
             assert seat.trained == (seat.policy.uid == "step-2")
@@ -257,14 +249,9 @@ def test_no_game_of_a_resumed_run_has_the_id_of_one_before_it():
             resumed.begin("collector-0", again)
             resumed.lose("collector-0")
     # The first time it is the same game.
-    assert turn_seed(resumed_once(state), 0) == turn_seed(specs[0], 0)
-
-
-def resumed_once(state: list[dict[str, Any]]) -> GameSpec:
-    """The oldest game under way of a run that is resumed for the first time."""
     resumed = GamesUnderWay(part=1)
     resumed.load_state_dict(state)
-    return resumed.take_lost(1)[0]
+    assert turn_seed(resumed.take_lost(1)[0], 0) == turn_seed(specs[0], 0)
 
 
 def test_the_opponent_of_an_open_group_is_needed_after_it_has_retired():

@@ -36,15 +36,7 @@ class Trial:
 
 
 def trial(make: Callable[[int], Game], max_turns: int | None) -> Trial:
-    """Play games of a few seeds; about half a second at most.
-
-    Example:
-        >>> from rlforge.games.registry import make_game
-        >>> from rlforge.types import EnvSpec
-        >>> env = EnvSpec(id="TicTacToe-v0-train", max_turns=4)
-        >>> trial(lambda seed: make_game(env, seed), max_turns=4).notes
-        ('each of 4 games of random legal moves was cut at max_turns=4',)
-    """
+    """Play games of a few seeds; about half a second at most."""
     spent, slowest, ends = 0.0, 0.0, []
     for seed in range(SEEDS):
         sensible, game, began = seed % 2 == 0, None, time.thread_time()
