@@ -4,22 +4,17 @@ import random
 import statistics
 from collections import defaultdict
 
-import numpy as np
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.linear_model import Ridge
+from sklearn.pipeline import make_pipeline
 
 from rlforge.continuous.config.market import MarketConfig
-from rlforge.continuous.market.compact import Compact, compact_vocabulary
+from rlforge.continuous.market.compact import Compact
 from rlforge.continuous.market.traders import Crowd
 from rlforge.continuous.market.world import World
 
 CONFIG = MarketConfig()
 COMPACT = Compact(CONFIG)
-WORDS = {word: index for index, word in enumerate(compact_vocabulary()[0])}
-
-
-def features(text):
-    row = np.zeros(len(WORDS))
-    row[[WORDS[word] for word in text.split(" ")]] = 1
-    return row
 
 
 def verb(answer):
@@ -58,13 +53,13 @@ def fit(outcomes):
     """Ridge regression of the gain on the words of the text, one per verb."""
     rows = defaultdict(list)
     for text, answer, gain in outcomes:
-        rows[verb(answer)].append((features(text), gain))
-    model = {}
-    for name, pairs in rows.items():
-        x, y = np.array([row for row, _ in pairs]), np.array([gain for _, gain in pairs])
-        weights = np.linalg.solve(x.T @ x + 5 * np.eye(len(WORDS)), x.T @ (y - y.mean()))
-        model[name] = weights, y.mean()
-    return model
+        rows[verb(answer)].append((text, gain))
+    return {
+        name: make_pipeline(CountVectorizer(token_pattern=r"\S+"), Ridge(5)).fit(
+            *zip(*row, strict=True)
+        )
+        for name, row in rows.items()
+    }
 
 
 def test_a_model_fitted_to_settled_decisions_earns_more_than_noise_and_momentum_traders():
@@ -79,8 +74,7 @@ def test_a_model_fitted_to_settled_decisions_earns_more_than_noise_and_momentum_
         hopes = {"[hold]": 0.05}
         for answer in answers:
             if answer[-2] not in "12" and verb(answer) in model:
-                weights, mean = model[verb(answer)]
-                hopes[answer] = features(text) @ weights + mean
+                (hopes[answer],) = model[verb(answer)].predict([text])
         return max(hopes, key=hopes.get)
 
     profits = defaultdict(list)

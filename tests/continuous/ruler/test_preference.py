@@ -77,13 +77,16 @@ async def test_the_first_window_is_ordered_by_its_own_pairs(make_window):
     assert "won" in scores.explanations[0]
 
 
-async def test_pairs_are_bounded(make_window, monkeypatch):
+async def test_pairs_are_bounded_and_follow_the_seed(make_window, monkeypatch):
     monkeypatch.setattr("rlforge.continuous.ruler.preference.MAX_PAIRS", 50)
-    scorer = _scorer()
-    scorer.learn([make_window(0), make_window(1)])
-    scores = await scorer.score(make_window(2).decisions)
-    assert scores.metrics["pairs"] == 50
-    assert scores.metrics["learned_pairs"] == 100
+    runs = []
+    for seed in (1, 1, 2):
+        scorer = PreferenceScorer(RulerConfig(), seed=seed)
+        scorer.learn([make_window(0), make_window(1)])
+        runs.append(await scorer.score(make_window(2).decisions))
+    assert runs[0].metrics["pairs"] == 50
+    assert runs[0].metrics["learned_pairs"] == 100
+    assert runs[0].values == runs[1].values != runs[2].values
 
 
 async def test_an_explanation_names_the_features_with_most_influence(make_window):
@@ -94,15 +97,6 @@ async def test_an_explanation_names_the_features_with_most_influence(make_window
     best = int(np.argmax([score or 0.0 for score in scores.values]))
     assert "strength +" in scores.explanations[best]
     assert "favour" in scores.explanations[best] or "advice" in scores.explanations[best]
-
-
-async def test_scores_follow_the_seed(make_window, monkeypatch):
-    monkeypatch.setattr("rlforge.continuous.ruler.preference.MAX_PAIRS", 40)
-    runs = []
-    for seed in (1, 1, 2):
-        scorer = PreferenceScorer(RulerConfig(), seed=seed)
-        runs.append((await scorer.score(make_window(0).decisions)).values)
-    assert runs[0] == runs[1] != runs[2]
 
 
 async def test_a_margin_that_nothing_exceeds_leaves_no_model(make_window):

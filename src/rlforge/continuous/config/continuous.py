@@ -222,6 +222,7 @@ class ContinuousConfig(PolicyConfig):
         """Whether all outcomes are known when a window ends."""
         if self.continuous.source != "market":
             return True  # these decisions come with their outcome
+        # Of floats: 240 minutes are 2 episodes of 2 hours but for a rounding.
         episodes = self.window.minutes * 60 / self.episode_s
         whole = round(episodes) >= 1 and abs(episodes - round(episodes)) < 1e-9
         # By the wall clock episodes begin with the run, not with a window.
@@ -241,6 +242,7 @@ class ContinuousConfig(PolicyConfig):
         """Windows, the current one included, that may hold decisions without an outcome."""
         if self.continuous.source != "market":
             return 1
+        # A decision is settled with its episode at the latest.
         return 1 + math.ceil(self.episode_s / (self.window.minutes * 60))
 
     @property

@@ -99,6 +99,7 @@ class MarketConfig(Group):
             yield "predictions", "leaves nothing to trade without market.tickers"
         if self.stakes != sorted(self.stakes):
             yield "stakes", "must rise from the smallest to the largest"
+        # Less could buy no share after the fee.
         if self.stakes[0] * STARTING_BALANCE < 1:
             yield "stakes", "must come to 1.00 or more of the starting balance"
         # Opening moves the price: at this size by more than the margin over its maintenance.

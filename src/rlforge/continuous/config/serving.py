@@ -80,7 +80,7 @@ class DeploymentConfig(Group):
     ab: AbTestConfig = field(default_factory=AbTestConfig)
 
     def clashes(self) -> Iterator[Problem]:
-        if self.holdout_games == 1:
+        if self.holdout_games == 1:  # one difference has no deviation to test against
             yield "holdout_games", "must be 0, or 2 or more"
 
 

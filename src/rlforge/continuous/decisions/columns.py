@@ -99,6 +99,7 @@ def to_decision(row: Mapping[str, Any], parse: Callable[[str], Any] = json.loads
         state=parsed(row["state"]),
         action=parsed(row["action"]),
         timestamp=row["timestamp"],
+        # Datasets of others lack some columns.
         metadata=METADATA.decode({**meta, "provider": meta.get("provider") or ""}),
         reward=row.get("reward"),
         next_state=None if row.get("nextState") is None else parsed(row["nextState"]),

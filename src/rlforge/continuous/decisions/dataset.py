@@ -152,7 +152,7 @@ def import_dataset(folder: Path, store: TrajectoryStore, *, skip_bad: bool = Fal
                 "(--skip-bad)\n" + "\n".join(bad[:_NAMED]) + more
             )
 
-    # What is raised here undoes the rows that were written before it.
+    # ``good`` raises within the transaction, which undoes the rows that were written before.
     written = store.append_rows(good())
     return Imported(written=written, known=len(seen) - written, bad=tuple(bad))
 
@@ -165,6 +165,7 @@ def _write_files(tables: Iterable[pa.Table], folder: Path) -> int:
     folder.mkdir(parents=True)
     rows = 0
 
+    # Windows are whole in a file: a table is written where its first row belongs.
     def full_files(table: pa.Table) -> int:
         nonlocal rows
         before, rows = rows, rows + len(table)
@@ -259,4 +260,5 @@ def _seconds(timestamp: Any) -> float:
     date = datetime.fromisoformat(timestamp) if isinstance(timestamp, str) else timestamp
     if not isinstance(date, datetime):
         raise RlforgeError(f"timestamp {timestamp!r} is not a date")
+    # Without a zone it is UTC, as everything here; the local zone would differ between machines.
     return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()

@@ -62,5 +62,4 @@ class WindowGrid:
         return start, start + self.seconds
 
     def after(self, window_id: str) -> str:
-        """The window that follows."""
         return self.id_of(self.span(window_id)[1])

@@ -93,7 +93,6 @@ class Decision:
 
     @property
     def complete(self) -> bool:
-        """Whether the outcome is known."""
         return self.reward is not None and self.next_state is not None
 
     @property

@@ -42,7 +42,6 @@ class DecisionReward:
         self._config = config
 
     def __call__(self, result: Result) -> RewardParts:
-        """The reward of one decision."""
         config = self._config
         invested = result.investment > 0
         pnl = result.pnl / result.investment if invested else config.uninvested_reward
@@ -58,7 +57,7 @@ class DecisionReward:
             speed=speed,
             consistency=result.win_rate,
             total=total,
-            reward=min(max(total, LOW), HIGH),
+            reward=min(max(total, LOW), HIGH),  # a tiny investment may return a thousandfold
         )
 
     def normalize(self, rewards: Sequence[float]) -> list[float]:

@@ -70,7 +70,6 @@ Row = Mapping[str, Any]
 
 
 def store_folder(config: StoreConfig, run_dir: Path) -> Path:
-    """The folder of a run's store."""
     return run_dir / "store" if config.path is None else Path(config.path)
 
 
@@ -144,17 +143,20 @@ class TrajectoryStore(StoreReader):
         self._lock = threading.RLock()
         with errors_explained(root / FILE), contextlib.ExitStack() as undo:
             _make_folder(root)
-            undo.enter_context(RunLock(root))
+            undo.enter_context(
+                RunLock(root)
+            )  # names the process; SQLite says only that it is locked
             self._database = undo.enter_context(
                 contextlib.closing(
                     sqlite3.connect(
                         root / FILE,
-                        isolation_level="IMMEDIATE",
+                        isolation_level="IMMEDIATE",  # takes the lock at once, not halfway
                         check_same_thread=False,
                         timeout=_PATIENCE_S,
                     )
                 )
             )
+            # FULL: every commit is synced. Large pages: a state takes a few kB.
             for setting in ("page_size = 16384", "journal_mode = WAL", "synchronous = FULL"):
                 self._database.execute(f"PRAGMA {setting}")
             # 0: a new file, or one whose creation was interrupted.
@@ -254,7 +256,6 @@ def _read(file: Path, query: str, *given: Any) -> list[sqlite3.Row]:
 
 
 def _cells(row: Row, names: Iterable[str]) -> list[Any]:
-    """The contents of columns as the database takes them."""
 
     def cell(name: str, content: Any) -> Any:
         if content is None:

@@ -85,7 +85,7 @@ def missing(
         )
     decisions = sum(agent.decisions for agent in activity)
     open_ones = decisions - sum(agent.complete for agent in activity)
-    if decisions - open_ones < config.completeness * decisions - 1e-9:
+    if decisions - open_ones < config.completeness * decisions - 1e-9:  # 0.9 * 10 is above 9
         share = "" if config.completeness == 1 else f"; {config.completeness:.0%} must be known"
         reasons.append(f"{open_ones} of {decisions} decisions have no known outcome{share}")
     average, threshold = average_reward(activity), config.avg_reward_threshold
@@ -115,7 +115,6 @@ class Windows:
         self.grid = WindowGrid(config.minutes)
 
     def ids(self) -> list[str]:
-        """See ``StoreReader.window_ids``."""
         return self._reader.window_ids()
 
     def due_at(self, window_id: str) -> float:
@@ -125,7 +124,7 @@ class Windows:
     def may_stay_open(self, window_id: str) -> int | None:
         """Decisions that need no outcome before a window is read; None: none is waited for."""
         if self._config.grace_seconds is not None or self._config.mode == "rolling":
-            return None
+            return None  # the wait has a length, or open decisions are not taken
         decisions = len(self._reader.rows(window_id, brief=True))
         return math.floor((1 - self._config.completeness) * decisions + 1e-9)
 
@@ -144,7 +143,7 @@ class Windows:
         wanted = self._config.rolling_decisions
         decisions = self._reader.newest_complete(wanted, before=end)
         window = self._window(window_id, decisions, now)
-        if decisions:
+        if decisions:  # they may be of several windows
             window = dataclasses.replace(window, start_time=decisions[0].timestamp)
         if len(decisions) == wanted:
             return window

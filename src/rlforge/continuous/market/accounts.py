@@ -38,7 +38,7 @@ def granted(amount: float) -> int:
 
 def portion(amount: int, rate: float) -> int:
     """``amount`` times ``rate``, rounded up."""
-    return math.ceil(amount * rate - _SLACK)
+    return math.ceil(amount * rate - _SLACK)  # a product such as 3.0000000001 costs 3
 
 
 @dataclasses.dataclass(slots=True)
@@ -80,7 +80,6 @@ class Perp:
 
     @property
     def side(self) -> Literal["long", "short"]:
-        """The side as actions name it."""
         return "long" if self.sign > 0 else "short"
 
     def profit(self, price: int) -> int:

@@ -89,6 +89,8 @@ def action_schema(state: Json) -> dict[str, Any]:
     predictions = [market["id"] for market in markets["predictions"]]
     perpetuals = {market["ticker"]: market["maxLeverage"] for market in markets["perpetuals"]}
     accounts = sorted({post["userId"] for post in feed} - {*state["agent"]["following"]})
+    # Only names that the agent sees and amounts within its means: a grammar made of this refuses
+    # nearly all that the market would refuse.
     kinds = []
     if balance >= 1 and predictions:
         fields = {"marketId": {"enum": predictions}, "outcome": {"enum": [*_OUTCOMES]}}
@@ -138,7 +140,6 @@ def _schema(kind: str, **fields: Json) -> dict[str, Any]:
 
 
 def buy(market_id: str, outcome: str, amount: float) -> Json:
-    """Buy shares for ``amount`` dollars."""
     return {
         "type": "BUY_SHARES",
         "marketId": market_id,
@@ -148,7 +149,6 @@ def buy(market_id: str, outcome: str, amount: float) -> Json:
 
 
 def open_position(ticker: str, side: str, size: float, leverage: float) -> Json:
-    """Open a perpetual position of ``size`` dollars."""
     return {
         "type": "OPEN_POSITION",
         "ticker": ticker,

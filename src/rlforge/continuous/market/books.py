@@ -62,7 +62,6 @@ class Books:
 
     @property
     def minute(self) -> float:
-        """The clock in minutes, from 0."""
         return self.tick * self.config.tick_minutes
 
     def accounts(self) -> dict[str, int]:
@@ -78,12 +77,10 @@ class Books:
         }
 
     def endow(self, agent: Agent, balance: int) -> None:
-        """Set a balance."""
         self.house -= balance - agent.balance
         agent.balance = balance
 
     def fill_vault(self, amount: int) -> None:
-        """Set the vault."""
         self.house -= amount - self.vault
         self.vault = amount
 
@@ -130,7 +127,6 @@ class Books:
         )
 
     def take_settled(self) -> list[Settled]:
-        """The decisions settled since the last call."""
         taken, self._settled = self._settled, []
         return taken
 

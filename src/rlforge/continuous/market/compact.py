@@ -68,7 +68,7 @@ class Compact:
             words = ["market", "perp", f"prem_{_step(premium, _PREMIUM)}"]
             words += [f"move_{_step(offer['change'], _INDEX_MOVE)}", "open"]
         else:
-            tenth = min(9, int(offer["yesPrice"] * 10))
+            tenth = min(9, int(offer["yesPrice"] * 10))  # rounded prices may be 1
             words = ["market", "bet", f"p{tenth}", f"move_{_step(offer['change'], _SHARE_MOVE)}"]
             words.append(f"left{_level(offer['minutesLeft'], _LEFT)}")
         views = _views(state, focus)
@@ -105,7 +105,7 @@ class Compact:
 
     def action(self, word: str, state: Json, focus: str) -> Json:
         """The action of an answer; ``ActionError`` for one that is not possible."""
-        word = f"[{word.strip().strip('[]')}]"
+        word = f"[{word.strip().strip('[]')}]"  # people leave the brackets out
         legal = self.actions(state, focus)
         if word not in legal:
             raise ActionError(f"{word} is not possible now; there are {', '.join(legal)}")

@@ -50,11 +50,10 @@ class MarketGame(TurnGame):
         return not self._feedback
 
     def step(self, action: str) -> None:
-        """Apply an answer."""
         player, state = self._player, self.view().state
         assert state is not None
         self._view = None
-        self._turn += 1
+        self._turn += 1  # refused answers count, so that max_turns ends every game
         self._feedback = self._carry_out(player, action, state)
         if self._feedback:
             self._errors += 1
@@ -123,7 +122,7 @@ class MarketGame(TurnGame):
     def _end(self, reason: EndReason, invalid_by: int | None) -> None:
         rewards = {}
         for player, name in enumerate(self._names):
-            if reason == "finished":
+            if reason == "finished":  # then balances have been reset
                 profit = self._world.episode_profits(name)[-1]
             else:
                 profit = self._world.worth(name) - STARTING_BALANCE
@@ -175,7 +174,6 @@ class MarketTrader:
         self._trader = make_trader(kind, load_market(env.id), rng)
 
     def act(self, view: View) -> str:
-        """Its action as JSON."""
         assert view.state is not None
         return json.dumps(self._trader.decide(view.state))
 

@@ -55,6 +55,7 @@ class Perpetual:
         skew = self.skew if skew is None else skew
         # Trades are made at the price that they lead to, so that no trader gains by moving it.
         exponent = skew / cents(self._config.depth)
+        # e^20 is out of the range of prices, and no overflow.
         moved = self.index * math.exp(max(-20.0, min(20.0, exponent)))
         return round(max(_LOWEST, min(_HIGHEST, moved)))
 
@@ -101,6 +102,7 @@ class Perpetual:
     def _turn(self) -> None:
         self.trend = "UP" if self._rng.random() < 0.5 else "DOWN"
         other: Trend = "DOWN" if self.trend == "UP" else "UP"
+        # Drawn with the trend, so that they do not depend on when they are posted.
         self.views = {
             account: self.trend if self._rng.random() < right else other
             for account, right in self._config.accounts.items()

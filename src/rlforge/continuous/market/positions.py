@@ -56,7 +56,7 @@ class PerpDesk:
         margin, fee = portion(size, 1 / leverage), portion(size, PERPETUAL_FEE)
         check_funds(agent, margin + fee, "margin and fee")
         perp = Perp(
-            id="",
+            id="",  # only what is opened takes one
             ticket=ticket,
             ticker=ticker,
             sign=sign,
@@ -111,6 +111,7 @@ class PerpDesk:
                     collected += paid
             due = {perp.id: granted(perp.size * abs(rate)) for perp in held if perp.sign * rate < 0}
             total = sum(due.values())
+            # Each gets its part of what is left of both, so that roundings leave nothing over.
             for perp in held:
                 if perp.id in due:
                     part = due[perp.id] * min(collected, total) // total if total else 0
@@ -152,7 +153,7 @@ class PerpDesk:
                 continue
             perp = closed.perp
             kept = max(0, closed.margin + perp.profit(self._books.perpetuals[perp.ticker].mark()))
-            profit, basis = closed.received - kept, max(1, perp.paid)
+            profit, basis = closed.received - kept, max(1, perp.paid)  # as in ``ShareDesk.resolve``
             self._books.settle(closed.agent, closed.ticket, profit, basis, perp.opened)
         self._closed = later
 

@@ -97,7 +97,6 @@ class PredictionMarket:
         self._json: dict[str, Any] | None = None
 
     def price(self, outcome: str) -> float:
-        """The price of a share in dollars."""
         return lmsr_price(self._liquidity, self.sold[outcome], self.sold[OTHER[outcome]])
 
     def units_for(self, outcome: str, amount: int) -> int:

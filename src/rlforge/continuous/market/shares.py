@@ -49,6 +49,7 @@ class ShareDesk:
             raise ActionError(f"no open prediction market {market_id!r}{known(books.predictions)}")
         check_funds(agent, amount, "an amount")
         fee = portion(amount, PREDICTION_FEE)
+        # A fee of a cent may leave nothing, for which the scoring rule has no logarithm.
         units = market.units_for(outcome, amount - fee) if amount > fee else 0
         if not units:
             raise ActionError(f"an amount of {amount / 100:.2f} buys nothing")
@@ -103,10 +104,8 @@ class ShareDesk:
             self._end(agent, lot, "sold")
 
     def resolve(self, market: PredictionMarket) -> None:
-        """Pay 1.00 a share of the right answer; the rest of the pool goes to the house."""
+        """End a market, and pay 1.00 a share of the right answer."""
         for agent in self._books.agents.values():
-            if not agent.shares:
-                continue
             for lot in [lot for lot in agent.shares.values() if lot.market_id == market.id]:
                 if lot.outcome == market.truth:
                     market.trade(lot.outcome, -lot.units, -lot.units)
@@ -115,8 +114,10 @@ class ShareDesk:
                 self._end(agent, lot, f"{market.id} ended {market.truth}")
         for sale in self._sales.pop(market.id, []):
             kept = sale.units if sale.outcome == market.truth else 0
+            # At least 1: an investment of 0 would say that no money was at stake.
             profit, basis = sale.received - kept, max(1, sale.basis)
             self._books.settle(sale.agent, sale.ticket, profit, basis, sale.opened)
+        # The rest of the pool: the subsidy, less what traders have won of it.
         self._books.house += market.pool
         del self._books.predictions[market.id]
 

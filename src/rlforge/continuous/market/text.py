@@ -163,7 +163,7 @@ def _markets(state: Json, *, brief: bool) -> tuple[list[str], list[str], list[st
     held: list[str] = []
     reported: list[str] = []
     other: list[str] = []
-    # Of markets with news, those on which most accounts report come first.
+    # Of markets with news, those on which most accounts report come first: there is most to know.
     for name in sorted(lines, key=lambda name: -len(views.get(name, {}))):
         said = ", ".join(
             f"{account} {view}" for account, view in sorted(views.get(name, {}).items())

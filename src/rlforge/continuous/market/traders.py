@@ -106,7 +106,8 @@ class ValueTrader:
     """Adds up the accounts' views as log-odds, and buys what is too cheap."""
 
     def __init__(self, config: MarketConfig, rng: random.Random) -> None:
-        # Bayes with independent views: one that is right with probability r adds ln(r / (1 − r)).
+        # Bayes with independent views: one that is right with probability r adds ln(r / (1 − r)),
+        # which is bounded, because an account that is always right would outweigh all others.
         self._weights = {
             account: math.log(max(right, 0.01) / max(1 - right, 0.01))
             for account, right in config.accounts.items()
@@ -136,6 +137,7 @@ class ValueTrader:
             weight = self._weights.get(post["userId"])
             if weight is not None and post["about"]:
                 sign = 1 if post["stance"] in ("YES", "UP") else -1
+                # The newest view of an account takes the place of its earlier one.
                 views.setdefault(post["about"], {})[post["userId"]] = sign * weight
         return {about: 1 / (1 + math.exp(-sum(odds.values()))) for about, odds in views.items()}
 

@@ -80,6 +80,7 @@ class AgentPrompter:
         if config.model.prompt_template != "board":
             template = self._prompter.template(config.model.prompt_template)
             texts = {name: getattr(template, name) for name in ("user", "later", "system")}
+            # Templates speak of a game; a market is none.
             ours = {name: text.replace(ANY_GAME, _TRADER) for name, text in texts.items()}
             self._prose = replace(template, **ours)
         self._constrained = constrained and self._prose is not None
@@ -127,6 +128,7 @@ class AgentPrompter:
         given = read(answer)
         if given.action is not None or self._prose is not None:
             return given
+        # The compact form is read with the model's extraction, as that of a game.
         found = extract(self.extraction, answer, question.legal)
         if not found.well_formed:
             return ParsedAction(action=None, feedback=found.feedback)

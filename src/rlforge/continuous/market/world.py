@@ -77,6 +77,7 @@ class World:
 
         kind: of a scripted trader; None for models and people.
         """
+        # A post names its author, so that agents and news accounts share one space of names.
         if agent_id in self.books.agents or agent_id in self.config.accounts or not agent_id:
             raise ValueError(f"the name {agent_id!r} is taken")
         if kind is not None and kind not in (kinds := get_args(TraderKind)):
@@ -126,7 +127,7 @@ class World:
         if books.tick % FUNDING_INTERVAL == 0:
             self._perps.fund()
         self._perps.liquidate()
-        for market in list(books.predictions.values()):
+        for market in list(books.predictions.values()):  # a copy: resolving takes one out
             market.tick()
             if market.closes <= books.tick:
                 self._shares.resolve(market)
@@ -146,17 +147,14 @@ class World:
 
     @property
     def agent_ids(self) -> list[str]:
-        """All agents, in order of joining."""
         return list(self.books.agents)
 
     @property
     def minute(self) -> float:
-        """The market's clock, from 0."""
         return self.books.minute
 
     @property
     def ticks(self) -> int:
-        """The number of ticks passed."""
         return self.books.tick
 
     def worth(self, agent_id: str) -> float:
@@ -268,7 +266,7 @@ class World:
         """Give an insider the truth, with probability ``tip_chance``."""
         if agent.kind != "insider":
             return
-        agent.tips.pop(about, None)
+        agent.tips.pop(about, None)  # of a trend that has ended
         if agent.rng.random() < self._tip_chance:
             agent.tips[about] = {
                 "kind": "tip",

@@ -183,7 +183,6 @@ def _named(trade: Json) -> Any:
 
 
 def _offer(about: Any, state: Json) -> Json:
-    """The entry of a market or ticker in ``state``; empty if there is none."""
     markets = _part(state, "markets")
     named = [(offer.get("id"), offer) for offer in _listed(markets, "predictions")]
     named += [(offer.get("ticker"), offer) for offer in _listed(markets, "perpetuals")]

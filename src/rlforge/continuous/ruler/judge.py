@@ -67,7 +67,6 @@ class AnswerCache:
     def put(
         self, backend: str, question: JudgeQuestion, verdicts: Mapping[str, JudgeVerdict]
     ) -> None:
-        """Keep verdicts in place of earlier ones."""
         key, content = _key(backend, question), json.dumps(verdicts)
         if self._path is None:
             self._kept[key] = content
@@ -200,7 +199,6 @@ class JudgeScorer:
         return pooled(found).metrics("forecast_")
 
     async def close(self) -> None:
-        """See ``DecisionScorer``."""
         await self._backend.close()
 
     async def _group(

@@ -56,12 +56,10 @@ class LocalJudge:
 
     @property
     def name(self) -> str:
-        """See ``ApiJudge``."""
         policy = self._model.policy
         return f"engine {policy.uid} {policy.path_or_name} {policy.version}"
 
     async def answer(self, messages: Sequence[Message], ids: Sequence[str]) -> ChatReply:
-        """See ``ApiJudge``."""
         model = self._model
         if model.tokenizer.chat_template:
             asked = by_chat_template(messages, "", model.tokenizer)
@@ -126,7 +124,6 @@ class ApiJudge:
         )
 
     async def close(self) -> None:
-        """Closes the connections."""
         await self._client.close()
 
 

@@ -55,7 +55,6 @@ class WindowMemory:
         self.windows: tuple[LearnedWindow, ...] = ()
 
     def knows(self, window_id: str) -> bool:
-        """Whether the window is remembered."""
         return any(window.id == window_id for window in self.windows)
 
     def add(self, window: LearnedWindow) -> bool:
@@ -63,6 +62,7 @@ class WindowMemory:
         if not len(window.rewards) or self.knows(window.id):
             return False
         if len(window.rewards) > self._most_rows:
+            # By the window, so that the draw does not depend on what was learned before.
             draw = np.random.default_rng([self._seed, zlib.crc32(window.id.encode())])
             kept = np.sort(draw.choice(len(window.rewards), self._most_rows, replace=False))
             features, rewards = window.features[kept], window.rewards[kept]
@@ -143,7 +143,6 @@ class LearnedScorer(abc.ABC):
         self._fitted: tuple[LearnedWindow, ...] | None = None
 
     async def score(self, decisions: Sequence[Decision]) -> DecisionScores:
-        """See ``DecisionScorer``."""
         if reason := nothing_to_compare(decisions, self.config.min_agents):
             return undecided(decisions, reason)
         rewards = finite_rewards(decisions)

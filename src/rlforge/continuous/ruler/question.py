@@ -138,7 +138,6 @@ class JudgeQuestion:
     messages: tuple[Message, ...]
 
     def again(self, problem: str) -> tuple[Message, ...]:
-        """The question with the problem of the last answer."""
         *before, last = self.messages
         content = (
             f"{last['content']}\n\nYour last answer could not be used: {problem}. Answer again."

@@ -72,7 +72,6 @@ class RULERScorer:
         return list(self.score(decisions).values)
 
     def score(self, decisions: Sequence[Decision]) -> DecisionScores:
-        """Scores with explanations and metrics."""
         return asyncio.run(self._score(decisions))
 
     def generate_pairs(self, decisions: Sequence[Decision]) -> list[tuple[Decision, Decision]]:
@@ -89,7 +88,6 @@ class RULERScorer:
         ]
 
     def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
-        """See ``DecisionScorer``."""
         return self._scorer.learn(windows)
 
     async def _score(self, decisions: Sequence[Decision]) -> DecisionScores:
