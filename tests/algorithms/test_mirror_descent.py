@@ -138,17 +138,6 @@ START = torch.tensor([0.9, 0.08, 0.02], dtype=torch.float64)
 UNIFORM = torch.full((ACTIONS,), 1 / ACTIONS, dtype=torch.float64)
 
 
-def test_self_play_in_rock_paper_scissors_converges_to_the_uniform_policy():
-    found = self_play(ROCK_PAPER_SCISSORS, START, UNIFORM, alpha=0.5, eta=0.5, updates=80)
-    torch.testing.assert_close(found, UNIFORM, atol=1e-4, rtol=0)
-
-
-def test_without_a_magnet_self_play_does_not_converge():
-    """With the penalty on the step alone, the policy circles around the equilibrium."""
-    found = self_play(ROCK_PAPER_SCISSORS, START, UNIFORM, alpha=0.0, eta=0.5, updates=80)
-    assert (found - UNIFORM).abs().max() > 0.3
-
-
 def test_self_play_with_a_biased_magnet_converges_to_the_quantal_response_equilibrium():
     magnet = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
     expected = quantal_response(ROCK_PAPER_SCISSORS, magnet, alpha=0.5)

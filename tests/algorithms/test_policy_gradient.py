@@ -27,25 +27,25 @@ def advantages(rewards_by_agent, **config):
     return make_algorithm(WindowGrpoConfig(**config), 16).targets(samples, None)
 
 
-def test_documented_advantage_is_reward_minus_batch_mean():
-    # Agent means 2 and 6, global mean 4 (4 decisions): r - r_agent + (r_agent - 4).
-    targets = advantages({"a": [1.0, 3.0], "b": [6.0, 6.0]})
-    assert targets.advantages == (-3, -1, 2, 2)
-    assert targets.metrics == {"groups": 2, "constant_groups": 1}
-
-
-def test_group_relative_advantage_is_reward_minus_agent_mean():
-    given_rewards = {"a": [1.0, 3.0], "b": [6.0, 6.0]}
-    targets = advantages(given_rewards, advantage="group_relative")
-    assert targets.advantages == (-1, 1, 0, 0)
-
-
-def test_advantages_can_be_divided_by_the_deviation():
-    rewards = {"a": [0.0, 4.0], "b": [10.0, 10.0]}
-    relative = advantages(rewards, advantage="group_relative", normalize_std=True)
-    assert relative.advantages == (-1, 1, 0, 0)
-    whole = advantages({"a": [0.0], "b": [4.0]}, normalize_std=True)
-    assert whole.advantages == (-1, 1)
+@pytest.mark.parametrize(
+    ("advantage", "divide", "rewards", "expected"),
+    [
+        # Agent means 2 and 6, global mean 4 (4 decisions): r - r_agent + (r_agent - 4).
+        ("documented", False, {"a": [1.0, 3.0], "b": [6.0, 6.0]}, (-3, -1, 2, 2)),
+        ("group_relative", False, {"a": [1.0, 3.0], "b": [6.0, 6.0]}, (-1, 1, 0, 0)),
+        ("group_relative", True, {"a": [0.0, 4.0], "b": [10.0, 10.0]}, (-1, 1, 0, 0)),
+        ("documented", True, {"a": [0.0, 0.0], "b": [4.0, 4.0]}, (-1, -1, 1, 1)),
+    ],
+)
+def test_advantages_are_against_the_mean_of_the_batch_or_the_agent(
+    advantage, divide, rewards, expected
+):
+    targets = advantages(rewards, advantage=advantage, normalize_std=divide)
+    assert targets.advantages == expected
+    assert targets.metrics == {
+        "groups": 2,
+        "constant_groups": sum(one == other for one, other in rewards.values()),
+    }
 
 
 def test_gradient_equals_that_of_ratio_times_advantage_minus_kl():

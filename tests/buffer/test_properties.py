@@ -1,9 +1,7 @@
 """In any order of calls: no sample is lost, duplicated, stale or preferred."""
 
 import random
-import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -186,43 +184,6 @@ TestStepBuffer = BufferMachine.TestCase
 TestEpisodeBuffer = EpisodeBufferMachine.TestCase
 TestStepBuffer.settings = settings(max_examples=60, stateful_step_count=40)
 TestEpisodeBuffer.settings = TestStepBuffer.settings
-
-
-@pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
-def test_concurrent_collectors_and_a_learner_lose_and_duplicate_no_step(kind):
-    """Each method under one lock, as an actor runs them, from five threads."""
-    buffer = kind(
-        BufferSettings(max_size=10_000, max_staleness=10**6, batch_size=8, batch_delay=1.0, seed=0)
-    )
-    lock, drawn, failed = threading.Lock(), [], threading.Event()
-    games_each, collectors = 150, 4
-    total = games_each * collectors * 2 * 2
-
-    def collect(name):
-        for index in range(games_each):
-            with lock:
-                buffer.add([make_game(f"{name}-{index}", (0, 0), seats=2)])
-
-    def learn():
-        version = 0
-        while len(drawn) < total and not failed.is_set():
-            with lock:
-                batch = buffer.draw(8, version)
-            if batch is not None:
-                drawn.extend(batch.samples)
-                version += 1
-
-    with ThreadPoolExecutor(collectors + 1) as pool:
-        learner = pool.submit(learn)
-        try:
-            for done in [pool.submit(collect, name) for name in range(collectors)]:
-                done.result(timeout=60)
-            learner.result(timeout=60)
-        finally:
-            failed.set()
-    assert len(drawn) == total
-    assert len(set(keys(drawn))) == total
-    assert buffer.size() == 0
 
 
 # Upper 0.1 % point of chi-square with 19 degrees of freedom.

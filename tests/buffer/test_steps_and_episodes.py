@@ -136,15 +136,6 @@ def test_episodes_stay_whole_adjacent_and_in_order():
         assert [sample.turn_index for sample in episode] == [0, 1, 2]
 
 
-def test_games_longer_than_the_staleness_are_learned_from(kind):
-    """Each takes four updates, with max_staleness 1; no sample is dropped."""
-    buffer = buffer_of(kind)
-    for version in range(3, 12):
-        buffer.set_version(version)
-        buffer.add([make_game(f"g{version}", tuple(range(version - 3, version + 1)))])
-        assert buffer.draw(buffer.drawable(), version=version).dropped_stale == 0
-
-
 def group_game(group, game, version=0, size=2, seats=2):
     return [make_game(f"{group}-{game}", (version, version), range(seats), group, size)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 
@@ -200,20 +199,6 @@ def test_more_versions_than_places_are_all_answered(make_core, make_adapter):
         assert_true_logprobs(by_uid[completion.policy_uid], completion)
 
 
-def test_a_version_in_use_is_not_evicted(make_core, make_adapter):
-    core = make_core(max_loras=1)
-    (first, _), (second, _) = make_adapter(1), make_adapter(2)
-    core.submit((1, 2), SamplingParams(max_tokens=6, seed=0), first)
-    core.step()
-    core.submit((1, 2), SamplingParams(max_tokens=2, seed=0), second)
-    for _ in range(4):
-        assert core.step() == []
-        assert core.stats().resident == ("v1",)
-    order = [completion_of(a).policy_uid for a in finish(core).values()]
-    assert order == ["v1", "v2"]
-    assert core.stats().resident == ("v2",)
-
-
 def test_the_least_recently_used_version_is_replaced_first(make_core, make_adapter):
     core = make_core(max_loras=2)
     first, second, third = (make_adapter(seed)[0] for seed in (1, 2, 3))
@@ -221,29 +206,6 @@ def test_the_least_recently_used_version_is_replaced_first(make_core, make_adapt
         core.submit((1,), SamplingParams(max_tokens=1, seed=0), policy)
         finish(core)
     assert set(core.stats().resident) == {"v1", "v3"}
-
-
-def test_one_uid_with_two_paths_never_gets_the_other_weights(make_core, make_adapter):
-    core = make_core()
-    (first, first_model), (second, second_model) = make_adapter(1), make_adapter(2)
-    second = dataclasses.replace(second, uid=first.uid)
-    ids = [core.submit((4, 5), SamplingParams(max_tokens=4, seed=0), p) for p in (first, second)]
-    answers = finish(core)
-    assert_true_logprobs(first_model, completion_of(answers[ids[0]]))
-    assert_true_logprobs(second_model, completion_of(answers[ids[1]]))
-
-
-def test_a_policy_that_does_not_load_fails_its_own_requests_only(make_core, tmp_path):
-    core = make_core()
-    missing = PolicyRef(uid="gone", kind="checkpoint", path_or_name=str(tmp_path / "gone"))
-    bad = [core.submit((1,), SamplingParams(max_tokens=1), missing), core.load(missing)]
-    good = core.submit((1,), SamplingParams(max_tokens=1), BASE_POLICY)
-    answers = finish(core)
-    for request in bad:
-        error = answers[request].error
-        assert error is not None
-        assert str(tmp_path / "gone") in str(error)
-    assert completion_of(answers[good]).policy_uid == "base"
 
 
 def test_cancelled_requests_leave_the_batch(base, make_core, make_adapter):

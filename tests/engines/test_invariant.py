@@ -166,12 +166,9 @@ def test_layers_that_hold_their_weights_transposed_are_invariant():
     torch.testing.assert_close(model(input_ids=ids).logits, plain, atol=1e-5, rtol=1e-5)
 
 
-def test_mixtures_of_experts_are_refused():
+def test_mixtures_of_experts_and_models_with_another_attention_are_refused():
     with pytest.raises(ConfigError, match="MixtralForCausalLM is a mixture of experts"):
         make_invariant(factories.causal_lm("mixtral", num_local_experts=2))
-
-
-def test_models_with_an_attention_of_their_own_are_refused():
     model = factories.llama()
     model.set_attn_implementation("eager")
     with pytest.raises(ConfigError, match="computes attention by 'eager'"):

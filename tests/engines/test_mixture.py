@@ -20,15 +20,18 @@ from .answers import assert_true_logprobs, completion_of, finish
 
 
 @pytest.fixture
-def saved(make_adapter):
-    """An adapter for a model: its key, and the PEFT model to check against."""
+def load(make_adapter):
+    """Load an adapter into a store; ``models`` get the PEFT model to check against, by key."""
 
-    def make(model, seed, **lora):
+    def load(store, models, seed, **lora):
         lora = {"target_modules": "all-linear"} | lora
-        policy, wrapped = make_adapter(seed, 0.2, model, **lora)
-        return PolicyKey.of(policy), wrapped
+        policy, wrapped = make_adapter(seed, 0.2, models[BASE], **lora)
+        key = PolicyKey.of(policy)
+        models[key] = wrapped
+        assert store.load(key, ())
+        return key
 
-    return make
+    return load
 
 
 @torch.inference_mode()
@@ -44,12 +47,11 @@ def assert_rows_are_those_of_their_versions(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_are_computed_as_by_their_versions(base, saved, dtype):
+def test_rows_are_computed_as_by_their_versions(base, load, dtype):
     model = copy.deepcopy(base).to(dtype)
     store, models = PolicyStore(model, 4), {BASE: copy.deepcopy(model)}
     for number in range(1, 5):
-        key, models[key] = saved(model, number)
-        assert store.load(key, ())
+        load(store, models, number)
     assert {store.batch_of(key) for key in models} == {None}
     rows = random.Random(0).choices(list(models), weights=[5, 1, 1, 1, 1], k=23)
     atol = 1e-4 if dtype == torch.float32 else 0.3
@@ -58,27 +60,21 @@ def test_rows_are_computed_as_by_their_versions(base, saved, dtype):
     assert_rows_are_those_of_their_versions(store, models, rows[:2], atol)
 
 
-def test_a_version_that_takes_the_place_of_another_has_its_own_rows(base, saved):
+def test_a_version_that_takes_the_place_of_another_has_its_own_rows(base, load):
     """Also under the name and path of a version that was dropped."""
     store, models = PolicyStore(copy.deepcopy(base), 2), {BASE: base}
-    for number in (1, 2):
-        key, models[key] = saved(base, number)
-        assert store.load(key, ())
+    first = load(store, models, 1)
+    load(store, models, 2)
     assert_rows_are_those_of_their_versions(store, models, [*models, BASE])
-    third, models[third] = saved(base, 3)
-    assert store.load(third, ())
-    first = next(key for key in models if key.uid == "v1")
-    again, changed = saved(base, 1, lora_alpha=16)
+    third = load(store, models, 3)
+    again = load(store, models, 1, lora_alpha=16)
     assert again == first
-    models[again] = changed
-    assert store.load(again, ())
     assert_rows_are_those_of_their_versions(store, models, [again, third, BASE, again])
 
 
-def test_moved_to_the_host_and_back_versions_compute_the_same(base, saved):
+def test_moved_to_the_host_and_back_versions_compute_the_same(base, load):
     store, models = PolicyStore(copy.deepcopy(base), 1), {BASE: base}
-    key, models[key] = saved(base, 1)
-    assert store.load(key, ())
+    key = load(store, models, 1)
     assert_rows_are_those_of_their_versions(store, models, [key, BASE])
     store.move_to(torch.device("cpu"))
     assert_rows_are_those_of_their_versions(store, models, [key, BASE])
@@ -97,13 +93,10 @@ def test_moved_to_the_host_and_back_versions_compute_the_same(base, saved):
     ids=lambda value: str(value),
 )
 @pytest.mark.filterwarnings("ignore:.*tie.*embeddings:UserWarning")
-def test_other_adapters_are_mixed_where_linear_layers_alone_differ(saved, lora, mixed):
+def test_other_adapters_are_mixed_where_linear_layers_alone_differ(load, lora, mixed):
     model = causal_lm("qwen2", vocab_size=300, initializer_range=0.2)
     store, models = PolicyStore(copy.deepcopy(model), 2), {BASE: model}
-    plain, models[plain] = saved(model, 1)
-    other, models[other] = saved(model, 2, **lora)
-    assert store.load(plain, ())
-    assert store.load(other, ())
+    plain, other = load(store, models, 1), load(store, models, 2, **lora)
     assert store.batch_of(plain) is None
     if mixed:
         assert store.batch_of(other) is None
@@ -114,34 +107,29 @@ def test_other_adapters_are_mixed_where_linear_layers_alone_differ(saved, lora, 
         assert_rows_are_those_of_their_versions(store, models, [plain, BASE])
 
 
-def test_layers_that_hold_their_weights_transposed_are_mixed(saved):
+def test_layers_that_hold_their_weights_transposed_are_mixed(load):
     sizes = {"num_key_value_heads": None, "head_dim": None}
     model = causal_lm("gpt2", vocab_size=300, **sizes)
     store, models = PolicyStore(copy.deepcopy(model), 2), {BASE: model}
     for number in (1, 2):
-        key, models[key] = saved(model, number, fan_in_fan_out=True)
-        assert store.load(key, ())
-        assert store.batch_of(key) is None
+        assert store.batch_of(load(store, models, number, fan_in_fan_out=True)) is None
     assert_rows_are_those_of_their_versions(store, models, [*models, BASE, *models])
 
 
-def test_layers_that_do_not_see_each_row_alone_are_not_mixed(saved):
+def test_layers_that_do_not_see_each_row_alone_are_not_mixed(load):
     """The router of a mixture of experts gets the tokens of all rows in one."""
     experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
     model = causal_lm("mixtral", vocab_size=300, initializer_range=0.2, head_dim=8, **experts)
     store, models = PolicyStore(copy.deepcopy(model), 2), {BASE: model}
     for number, targets in enumerate((["q_proj", "o_proj"], ["lm_head"]), 1):
-        key, models[key] = saved(model, number, target_modules=targets)
-        assert store.load(key, ())
-        assert store.batch_of(key) is None
+        assert store.batch_of(load(store, models, number, target_modules=targets)) is None
     assert_rows_are_those_of_their_versions(store, models, [*models, *models])
 
 
-def test_full_weights_and_invariant_versions_have_batches_of_their_own(base, saved, full_weights):
-    full, (adapter, _) = PolicyKey.of(full_weights[0]), saved(base, 1)
-    store = PolicyStore(copy.deepcopy(base), 2)
+def test_full_weights_and_invariant_versions_have_batches_of_their_own(base, load, full_weights):
+    full, store = PolicyKey.of(full_weights[0]), PolicyStore(copy.deepcopy(base), 2)
     assert store.load(full, ())
-    assert store.load(adapter, ())
+    adapter = load(store, {BASE: base}, 1)
     assert (store.batch_of(full), store.batch_of(adapter)) == (full, None)
     plain = copy.deepcopy(base)
     plain.set_attn_implementation("sdpa")  # other tests made the base use another
@@ -177,11 +165,10 @@ def test_a_step_is_one_pass_for_all_versions(base, make_core, make_adapter):
         assert_true_logprobs(models[said.policy_uid], said)
 
 
-def test_a_model_of_the_store_is_still_the_models(base, saved):
+def test_a_model_of_the_store_is_still_the_models(base, load):
     """What is mixed is a copy: neither the base nor a version gets other layers."""
     store = PolicyStore(copy.deepcopy(base), 1)
-    key, _ = saved(base, 1)
-    assert store.load(key, ())
+    key = load(store, {BASE: base}, 1)
     for model in (store.base, store.use(key)):
         assert isinstance(model, LlamaForCausalLM)
         kinds = {type(module).__name__ for module in model.modules()}

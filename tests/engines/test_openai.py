@@ -256,17 +256,11 @@ async def test_a_server_that_sends_single_bytes_is_given_up(server):
         await _chat(_config(server, timeout_s=0.3), retries=0)
 
 
-async def test_an_address_without_a_server_is_named(server):
-    config = _config(server, openai_base_url="http://127.0.0.1:9/v1")
-    with pytest.raises(
-        EngineError, match=r"openai:m at http://127.0.0.1:9/v1 cannot be reached in 1 try;"
-    ):
-        await _chat(config, retries=0)
-
-
-async def test_a_password_in_an_address_is_not_part_of_an_error(server):
-    config = _config(server, openai_base_url="http://me:secret@127.0.0.1:9/v1")
-    with pytest.raises(EngineError, match=r"at http://\*\*\*@127.0.0.1:9/v1 cannot be reached"):
+@pytest.mark.parametrize(("login", "shown"), [("", ""), ("me:secret@", r"\*\*\*@")])
+async def test_an_address_without_a_server_is_named_without_its_password(login, shown):
+    config = ApiConfig(openai_base_url=f"http://{login}127.0.0.1:9/v1")
+    message = rf"openai:m at http://{shown}127.0.0.1:9/v1 cannot be reached in 1 try;"
+    with pytest.raises(EngineError, match=message):
         await _chat(config, retries=0)
 
 
@@ -355,16 +349,13 @@ async def test_tokens_time_and_what_the_provider_says_an_answer_cost(server):
     assert 0 < usage.latency_s < 10
 
 
-@pytest.mark.parametrize("stated", [float("nan"), -1, "0.5", None])
+@pytest.mark.parametrize("stated", [float("nan"), -1, "0.5", None, 0.25])
 async def test_a_price_that_is_none_is_reckoned_by_the_tokens(server, stated):
     price = {} if stated is None else {"cost": stated}
     usage = await used(server, USAGE | price, prices=[2.0, 10.0])
-    assert usage.cost == pytest.approx(1000 * 2e-6 + 200 * 10e-6)
+    reckoned = 1000 * 2e-6 + 200 * 10e-6
+    assert usage.cost == pytest.approx(0.25 if stated == 0.25 else reckoned)
     assert usage.unpriced == 0
-
-
-async def test_what_the_provider_says_comes_before_the_prices(server):
-    assert (await used(server, USAGE | {"cost": 0.25}, prices=[2.0, 10.0])).cost == 0.25
 
 
 async def test_an_answer_of_unknown_price_is_counted_as_such(server):

@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from rlforge.config.engine import EngineConfig
-from rlforge.engines.batching import BatchGenerator
 from rlforge.engines.transformers import TransformersEngine
 from rlforge.errors import EngineDeadError, EngineError
 from rlforge.types import PolicyRef, SamplingParams
@@ -74,14 +73,6 @@ async def test_errors_reach_the_caller_that_caused_them(engine, tmp_path):
         assert str(tmp_path / "nowhere") in str(result)
 
 
-async def test_a_cancelled_request_leaves_the_batch(engine):
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(engine.generate([1], LONG, BASE_POLICY), timeout=0.01)
-    completion = await engine.generate([2], SamplingParams(max_tokens=3, seed=1), BASE_POLICY)
-    assert len(completion.token_ids) == 3
-    assert engine.stats().running == 0
-
-
 def test_callers_in_several_event_loops_are_served(base, tokenizer):
     engine = TransformersEngine(EngineConfig(), base, tokenizer)
 
@@ -109,15 +100,3 @@ async def test_closing_fails_running_and_later_requests(base, tokenizer):
         await engine.generate([1], LONG, BASE_POLICY)
     assert not isinstance(caught.value, EngineDeadError)
     await engine.close()
-
-
-async def test_a_dead_worker_fails_its_callers_with_the_cause(base, tokenizer, monkeypatch):
-    def broken(core):
-        raise KeyError("a bug")
-
-    monkeypatch.setattr(BatchGenerator, "step", broken)
-    engine = TransformersEngine(EngineConfig(), base, tokenizer)
-    with pytest.raises(EngineError, match="died: KeyError: 'a bug'"):
-        await engine.generate([1], LONG, BASE_POLICY)
-    with pytest.raises(EngineError, match="died"):
-        await engine.load(BASE_POLICY)

@@ -45,6 +45,11 @@ def test_vllm_settings_are_passed_on():
     passed |= {"max_num_batched_tokens": 512}
     arguments = _arguments(EngineConfig(vllm=VllmConfig(kv_cache_gb=2.5, **passed)))
     assert arguments | passed | {"kv_cache_memory_bytes": 2684354560} == arguments
+    arguments = _arguments()  # null leaves the choice to vLLM
+    assert arguments["enforce_eager"] is False
+    assert arguments["enable_prefix_caching"] is True
+    assert "max_num_batched_tokens" not in arguments
+    assert "kv_cache_memory_bytes" not in arguments
 
 
 def test_on_a_cpu_nothing_is_compiled_the_cache_is_small_and_a_step_computes_whole_prompts():
@@ -58,14 +63,6 @@ def test_on_a_cpu_nothing_is_compiled_the_cache_is_small_and_a_step_computes_who
         assert ("max_num_batched_tokens" in arguments) is bool(tokens)
         assert "gpu_memory_utilization" not in arguments
     assert "enable_chunked_prefill" not in _arguments(small)
-
-
-def test_null_leaves_the_choice_to_vllm():
-    arguments = _arguments()
-    assert arguments["enforce_eager"] is False
-    assert arguments["enable_prefix_caching"] is True
-    assert "max_num_batched_tokens" not in arguments
-    assert "kv_cache_memory_bytes" not in arguments
 
 
 @pytest.mark.parametrize(("gpus", "share"), [(1.0, 0.9), (0.5, 0.45), (2.0, 0.9)])

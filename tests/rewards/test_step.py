@@ -1,6 +1,5 @@
 """Step transforms on one turn of a trajectory."""
 
-import pytest
 from tests import factories
 
 from rlforge.rewards.step import Clamp, Discount, FormatReward, InvalidMovePenalty, Scale
@@ -37,15 +36,6 @@ def test_scale_and_clamp():
     assert [Clamp(-1, 2)(of, 0, reward) for reward in (-5.0, 0.5, 5.0)] == [-1, 0.5, 2]
 
 
-@pytest.mark.parametrize(
-    ("transform", "adds"),
-    [
-        (FormatReward(), True),
-        (InvalidMovePenalty(), True),
-        (Discount(), False),
-        (Scale(), False),
-        (Clamp(), False),
-    ],
-)
-def test_only_judgements_of_the_turn_are_feedback(transform, adds):
-    assert transform.adds_feedback is adds
+def test_only_judgements_of_the_turn_are_feedback():
+    assert FormatReward.adds_feedback is InvalidMovePenalty.adds_feedback is True
+    assert Discount.adds_feedback is Scale.adds_feedback is Clamp.adds_feedback is False

@@ -459,7 +459,7 @@ def test_heads_that_vllm_has_no_kernel_for_are_refused(base, tmp_path):
     described.save_pretrained(tmp_path)
     model, engine = ModelConfig(kind="hf", name=str(tmp_path)), EngineConfig(name="vllm")
     config = RunConfig(model=model, engine=engine)
-    with pytest.raises(ConfigError, match=r"no attention for heads of 16 \(it has 32.*use engine"):
+    with pytest.raises(ConfigError, match=r"attention heads of 16, and on a CPU .* 32.*use engine"):
         make_engine(config, device="cpu", threads=1)
 
 

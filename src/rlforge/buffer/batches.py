@@ -76,7 +76,7 @@ def write_batch(
         for cells, sample in zip(columns, batch.samples, strict=True)
     ]
     with atomic_path(path) as work:
-        _WRITERS[path.suffix](work, rows, batch.facts)
+        (_write_csv if path.suffix == ".csv" else _write_parquet)(work, rows, batch.facts)
 
 
 def read_batch(path: Path) -> TrainBatch:
@@ -110,7 +110,11 @@ _Rows = list[dict[str, Any]]
 
 
 def _read(path: Path) -> tuple[_Rows, dict[str, Any]]:
-    rows, about = (_read_csv if path.suffix == ".csv" else _read_parquet)(path)
+    if path.suffix == ".csv":
+        rows, about = _read_csv(path)
+    else:
+        table = pq.read_table(path)
+        rows, about = table.to_pylist(), json.loads(table.schema.metadata[_BATCH_KEY])
     for row in rows:
         # Earlier versions, which learned from games only, called it so.
         if "game_id" in row:
@@ -123,11 +127,6 @@ def _write_parquet(path: Path, rows: _Rows, about: Mapping[str, Any]) -> None:
     # By column: ``from_pylist`` takes 1.5 times as long.
     table = pa.table({name: [row[name] for row in rows] for name in SCHEMA.names}, schema)
     pq.write_table(table, path, compression="zstd")
-
-
-def _read_parquet(path: Path) -> tuple[_Rows, dict[str, Any]]:
-    table = pq.read_table(path)
-    return table.to_pylist(), json.loads(table.schema.metadata[_BATCH_KEY])
 
 
 def _write_csv(path: Path, rows: _Rows, about: Mapping[str, Any]) -> None:
@@ -163,9 +162,3 @@ def _read_csv(path: Path) -> tuple[_Rows, dict[str, Any]]:
 def _csv_schema() -> Any:
     texts = [(f.name, pa.string() if f.name in _LISTS else f.type) for f in SCHEMA]
     return pa.schema([*texts, *_BATCH_COLUMNS.items()])
-
-
-_WRITERS: Mapping[str, Callable[[Path, _Rows, Mapping[str, Any]], None]] = {
-    ".parquet": _write_parquet,
-    ".csv": _write_csv,
-}

@@ -78,13 +78,11 @@ class EngineStats:
     @classmethod
     def total(cls, stats: Iterable[EngineStats]) -> EngineStats:
         """The sum over several engines."""
-        each = [dataclasses.asdict(one) for one in stats]
+        each = list(stats)
         names = {field.name for field in dataclasses.fields(cls)} - {"resident"}
-        resident = {uid for one in each for uid in one["resident"]}
-        return cls(
-            **{name: sum(one[name] for one in each) for name in names},
-            resident=tuple(sorted(resident)),
-        )
+        counters = {name: sum(getattr(one, name) for one in each) for name in names}
+        resident = {uid for one in each for uid in one.resident}
+        return cls(**counters, resident=tuple(sorted(resident)))
 
     @property
     def read_tokens(self) -> int:

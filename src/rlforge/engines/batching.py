@@ -151,8 +151,6 @@ class BatchGenerator(StepGenerator[Generation]):
             share=self._share,
         )
 
-    # ------------------------------------------------------------ requests
-
     def _new_request(self, **fields: Any) -> Generation:
         params = fields["params"]
         ids = params.stop_token_ids
@@ -174,15 +172,11 @@ class BatchGenerator(StepGenerator[Generation]):
             if generation.id in ids
         }
 
-    # ------------------------------------------------------------ state
-
     def _generates(self) -> bool:
         return bool(self._groups)
 
     def _running(self) -> int:
         return sum(len(group.running) for group in list(self._groups.values()))
-
-    # ------------------------------------------------------------ stepping
 
     def step(self) -> list[Answer]:
         # Generators of one process take turns: a pass switches settings of the whole process
@@ -284,8 +278,6 @@ class BatchGenerator(StepGenerator[Generation]):
             read += width
         if batch:
             yield batch
-
-    # ------------------------------------------------------------ kept keys and values
 
     def _room_to_keep(self, joining: Mapping[PolicyKey | None, Sequence[Generation]]) -> int:
         """Tokens that may be kept once ``joining`` run, too."""

@@ -177,8 +177,6 @@ class StepGenerator(ABC, Generic[R]):
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
         self._busy_s, self._sequence_s, self._work = 0.0, 0.0, WorkLog()
 
-    # ------------------------------------------------------------ requests
-
     def submit(self, prompt: Sequence[int], params: SamplingParams, policy: PolicyRef) -> int:
         """Queue a request and return its id. Raises EngineError when it cannot be answered."""
         limit = check_request(
@@ -213,8 +211,6 @@ class StepGenerator(ABC, Generic[R]):
     def drawn(self, ids: Collection[int]) -> Mapping[int, Sequence[int]]:
         """Tokens so far of the running requests among ``ids``."""
 
-    # ------------------------------------------------------------ state
-
     @property
     def has_work(self) -> bool:
         """Whether ``step`` has something to do."""
@@ -242,8 +238,6 @@ class StepGenerator(ABC, Generic[R]):
     def take_busy_spans(self) -> list[Span]:
         """When it computed since the last call."""
         return self._work.take()
-
-    # ------------------------------------------------------------ stepping
 
     def step(self) -> list[Answer]:
         """Load policies, begin requests, draw a token for all that run; returns what ended.
@@ -274,8 +268,6 @@ class StepGenerator(ABC, Generic[R]):
     @abstractmethod
     def close(self) -> None:
         """Release all it holds; called once, after the last step."""
-
-    # ------------------------------------------------------------ for subclasses
 
     @abstractmethod
     def _new_request(self, **fields: Any) -> R:

@@ -172,7 +172,13 @@ def check_api(name: str, config: ApiConfig, base_url: str | None = None) -> Endp
         base_url = base_url or config.litellm_base_url
     here = base_url is not None and on_loopback(base_url)
     if provider == "litellm":
-        key, missing = "", _keys_missing(name, model, base_url)
+        litellm = _litellm(name)
+        spare_loopback(base_url)
+        try:
+            litellm.get_llm_provider(model)
+        except litellm.exceptions.BadRequestError as error:
+            raise ConfigError(f"API player {name!r}: {_shown(error)}") from None
+        key, missing = "", litellm.validate_environment(model)["missing_keys"]
     else:
         need_packages(name, "api", "openai")
         key = os.environ.get(_KEY_VARIABLES[provider], "").strip()
@@ -185,18 +191,6 @@ def check_api(name: str, config: ApiConfig, base_url: str | None = None) -> Endp
         check_proxies()
     key = key or (_NO_KEY if here else "")
     return Endpoint(provider=provider, model=model, base_url=base_url or None, key=key)
-
-
-def _keys_missing(name: str, model: str, base_url: str | None) -> list[str]:
-    """Variables that lack a key for one of LiteLLM's models."""
-    litellm = _litellm(name)
-    spare_loopback(base_url)
-    try:
-        litellm.get_llm_provider(model)
-    except litellm.exceptions.BadRequestError as error:
-        raise ConfigError(f"API player {name!r}: {_shown(error)}") from None
-    missing: list[str] = litellm.validate_environment(model)["missing_keys"]
-    return missing
 
 
 def _litellm(name: str) -> Any:
@@ -250,28 +244,34 @@ class ChatClient:
         """
         # OpenAI's newer models know only max_completion_tokens, other servers only max_tokens.
         own = endpoint.provider == "openai" and endpoint.base_url is None
-        not_taken = set(self._not_taken.get(str(endpoint), ()))
+        not_taken = self._not_taken.setdefault(str(endpoint), set())
         wanted: dict[str, Any] = {
+            "model": endpoint.model,
+            "messages": list(conversation),
             "max_completion_tokens" if own else "max_tokens": max_tokens,
             "temperature": temperature,
             "response_format": response_format,
         }
-        request = {"model": endpoint.model, "messages": list(conversation)}
-        request |= {
+        request = {
             name: one for name, one in wanted.items() if one is not None and name not in not_taken
         }
+        refused = set[str]()
         while True:
             try:
                 response = await self._request(endpoint, request)
             except ChatError as error:
-                name = _refused_argument(request, error)
-                if name is None:
+                if error.kind != "rejected" or isinstance(error, ChatTooLongError):
+                    raise
+                # Arguments that another try may leave out.
+                hot = "temperature" in request and re.search(r"\btemperature\b", str(error))
+                name = "temperature" if hot else "response_format"
+                if name not in request:
                     raise
                 log.warning("%s refuses a %s: it is left out", endpoint, name)
                 del request[name]
-                not_taken.add(name)
+                refused.add(name)
             else:
-                self._not_taken[str(endpoint)] = not_taken
+                not_taken |= refused
                 return self._reply(endpoint, response, max_tokens)
 
     async def close(self) -> None:
@@ -369,15 +369,6 @@ class ChatClient:
                 ),
             )
         return self._connections[endpoint.provider].chat.completions.create(**arguments)
-
-
-def _refused_argument(request: Mapping[str, Any], error: ChatError) -> str | None:
-    """The argument that another try of a rejected request may leave out."""
-    if error.kind != "rejected" or isinstance(error, ChatTooLongError):
-        return None
-    if "temperature" in request and re.search(r"\btemperature\b", str(error)):
-        return "temperature"
-    return "response_format" if "response_format" in request else None
 
 
 def _used(response: Any) -> Usage:

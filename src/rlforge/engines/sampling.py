@@ -79,9 +79,20 @@ def sampling_logprobs(
         likely = _renormalised(logprobs.masked_fill(logprobs < least[:, None], -torch.inf))
         logprobs = torch.where((min_p > 0)[:, None], likely, logprobs)
     if top_k is not None:
-        logprobs = torch.where((top_k > 0)[:, None], _likeliest(logprobs, top_k), logprobs)
+        most = min(int(top_k.max()), logprobs.shape[1])
+        best = logprobs.topk(max(most, 1), dim=-1).values
+        last = best.gather(1, (top_k.clamp(1, best.shape[1]) - 1)[:, None].long())
+        likely = _renormalised(logprobs.masked_fill(logprobs < last, -torch.inf))
+        logprobs = torch.where((top_k > 0)[:, None], likely, logprobs)
     if top_p is not None:
-        logprobs = torch.where((top_p < 1)[:, None], _nucleus(logprobs, top_p), logprobs)
+        ordered, order = logprobs.sort(dim=-1, descending=True)
+        mass = ordered.double().exp()
+        # A token stays while the mass before it is short of top_p: the first one always does.
+        outside = mass.cumsum(dim=-1) - mass >= top_p[:, None].double()
+        outside[:, 0] = False
+        ordered = _renormalised(ordered.masked_fill(outside, -torch.inf))
+        nucleus = torch.empty_like(ordered).scatter_(1, order, ordered)
+        logprobs = torch.where((top_p < 1)[:, None], nucleus, logprobs)
     if bool(greedy.any()):
         point = torch.full_like(logprobs, -torch.inf)
         point.scatter_(1, logits.argmax(dim=-1, keepdim=True), 0.0)
@@ -92,23 +103,6 @@ def sampling_logprobs(
 
 def _renormalised(logprobs: Tensor) -> Tensor:
     return logprobs - logprobs.logsumexp(dim=-1, keepdim=True)
-
-
-def _likeliest(logprobs: Tensor, top_k: Tensor) -> Tensor:
-    most = min(int(top_k.max()), logprobs.shape[1])
-    best = logprobs.topk(max(most, 1), dim=-1).values
-    last = best.gather(1, (top_k.clamp(1, best.shape[1]) - 1)[:, None].long())
-    return _renormalised(logprobs.masked_fill(logprobs < last, -torch.inf))
-
-
-def _nucleus(logprobs: Tensor, top_p: Tensor) -> Tensor:
-    ordered, order = logprobs.sort(dim=-1, descending=True)
-    mass = ordered.double().exp()
-    # A token stays while the mass before it is short of top_p: the first one always does.
-    outside = mass.cumsum(dim=-1) - mass >= top_p[:, None].double()
-    outside[:, 0] = False
-    ordered = _renormalised(ordered.masked_fill(outside, -torch.inf))
-    return torch.empty_like(ordered).scatter_(1, order, ordered)
 
 
 def sample(

@@ -86,8 +86,6 @@ class ThreadedEngine(LocalEngine):
         self._thread.start()
         self._watch.start()
 
-    # ------------------------------------------------------------ any event loop
-
     async def generate(
         self,
         prompt_token_ids: Sequence[int],
@@ -167,8 +165,6 @@ class ThreadedEngine(LocalEngine):
         except asyncio.CancelledError:
             self.forget([caller])
             raise
-
-    # ------------------------------------------------------------ the worker thread
 
     def _stop(self, reason: EngineError) -> None:
         with self._changed:
@@ -272,8 +268,6 @@ class ThreadedEngine(LocalEngine):
                 return
             callers, self._turn_callers = self._turn_callers, []
         _deliver([(caller, None, None) for caller in callers], [])
-
-    # ------------------------------------------------------------ the watchdog
 
     def _note_progress(self) -> None:
         if not self._core.has_work:

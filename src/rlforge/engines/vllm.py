@@ -19,7 +19,12 @@ from rlforge.engines.base import Answer, decoder
 from rlforge.engines.core import EngineRequest, StepGenerator
 from rlforge.engines.threaded import STUCK_AFTER_S, ThreadedEngine
 from rlforge.engines.versions import Adapter, AdapterTable, PolicyKey
-from rlforge.engines.vllm_settings import check_installed, vllm_arguments, vllm_environment
+from rlforge.engines.vllm_settings import (
+    check_heads,
+    check_installed,
+    vllm_arguments,
+    vllm_environment,
+)
 from rlforge.errors import ConfigError, EngineError, PolicyLoadError, first_line
 from rlforge.models.files import VALUE_HEAD
 from rlforge.types import FinishReason
@@ -58,21 +63,19 @@ class ModelLogprobs:
         return tuple(found[place] for place in sorted(found))
 
     def _forward(self, logits: Tensor, *args: Any, **kwargs: Any) -> Any:
-        asked = [] if not self._found else list(self._asked())
+        # Row of the batch, number of the request, and place of the token that is drawn.
+        asked: list[tuple[int, int, int]] = []
+        for row, name in enumerate(self._runner.input_batch.req_ids if self._found else ()):
+            state = self._runner.requests[name]
+            number = (state.sampling_params.extra_args or {}).get("number")
+            if number in self._found:
+                asked.append((row, number, len(state.output_token_ids)))
         own = [logits[row].float().log_softmax(dim=-1) for row, _, _ in asked]
         output = self._sample(logits, *args, **kwargs)  # changes the logits
         for logprobs, (row, number, place) in zip(own, asked, strict=True):
             token = output.sampled_token_ids[row, 0]
             self._found[number][place] = float(logprobs[token])
         return output
-
-    def _asked(self) -> Iterator[tuple[int, int, int]]:
-        """Row of the batch, number of the request, and place of the token that is drawn."""
-        for row, name in enumerate(self._runner.input_batch.req_ids):
-            state = self._runner.requests[name]
-            number = (state.sampling_params.extra_args or {}).get("number")
-            if number in self._found:
-                yield row, number, len(state.output_token_ids)
 
 
 class VllmGenerator(StepGenerator[EngineRequest]):
@@ -106,8 +109,6 @@ class VllmGenerator(StepGenerator[EngineRequest]):
         self._under_way: dict[str, tuple[PolicyKey, EngineRequest]] = {}
         self._tokens_of_ended = 0
 
-    # ------------------------------------------------------------ requests
-
     def _new_request(self, **fields: Any) -> EngineRequest:
         return EngineRequest(**fields)
 
@@ -127,15 +128,11 @@ class VllmGenerator(StepGenerator[EngineRequest]):
             if (number := int(state.external_req_id)) in ids
         }
 
-    # ------------------------------------------------------------ state
-
     def _generates(self) -> bool:
         return bool(self._under_way)
 
     def _running(self) -> int:
         return len(self._under_way)
-
-    # ------------------------------------------------------------ stepping
 
     def _compute(self) -> list[Answer]:
         """Load policies, hand requests to vLLM, draw a token for all that run."""
@@ -202,14 +199,16 @@ class VllmGenerator(StepGenerator[EngineRequest]):
         if reason is None:
             error = EngineError(f"vLLM ended the request: {result.finish_reason}")
             return Answer(id=request.id, error=error)
-        drawn = _logprobs(request, result.logprobs)
-        return self._completed(request, tuple(result.token_ids), drawn, reason, own)
+        flat: Any = result.logprobs  # several per token, in one list
+        drawn = [flat.logprobs[start] for start in flat.start_indices]
+        if request.params.temperature == 0:
+            # The distribution of a greedy draw has all its mass on one token.
+            drawn = [0.0] * len(flat)
+        return self._completed(request, result.token_ids, drawn, reason, own)
 
     def _count_tokens(self) -> int:
         states = self._llm.output_processor.request_states.values()
         return sum(state.detokenizer.num_output_tokens() for state in states)
-
-    # ------------------------------------------------------------ adapters
 
     def _add_adapter(self, adapter: Adapter) -> None:
         from vllm.lora.request import LoRARequest
@@ -250,14 +249,6 @@ def _vllm_params(request: EngineRequest) -> Any:
     )
 
 
-def _logprobs(request: EngineRequest, flat: Any) -> tuple[float, ...]:
-    """One log-prob per token of the answer, from vLLM's flat lists of several per position."""
-    if request.params.temperature == 0:
-        # The distribution of a greedy draw has all its mass on one token.
-        return (0.0,) * len(flat)
-    return tuple(flat.logprobs[start] for start in flat.start_indices)
-
-
 class VllmEngine(ThreadedEngine):
     """vLLM with adapters swapped while it runs (see ``rlforge.engines.base``).
 
@@ -296,8 +287,9 @@ class VllmEngine(ThreadedEngine):
             positions=positions(described),
             gpus=gpus,
         )
-        if device == "cpu":
-            _check_heads(described)
+        if device == "cpu":  # other sizes would crash vLLM's kernels
+            size = described.hidden_size // described.num_attention_heads
+            check_heads(config.model.label, [getattr(described, "head_dim", None) or size])
         self.llm = _start(arguments)
         core = VllmGenerator(
             self.llm,
@@ -309,20 +301,6 @@ class VllmEngine(ThreadedEngine):
             seed=config.seed,
         )
         super().__init__(core, stuck_after_s=STUCK_AFTER_S)
-
-
-def _check_heads(described: Any) -> None:
-    """Raise ConfigError for attention heads whose size would crash vLLM's kernels for CPUs."""
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    heads = described.num_attention_heads
-    size = getattr(described, "head_dim", None) or described.hidden_size // heads
-    known = CPUAttentionBackend.get_supported_head_sizes()
-    if size not in known:
-        raise ConfigError(
-            f"vLLM on a CPU has no attention for heads of {size} (it has "
-            f"{', '.join(map(str, known))}); use engine=transformers or another model"
-        )
 
 
 def _start(arguments: dict[str, Any]) -> LLMEngine:
