@@ -248,11 +248,7 @@ async def _live(
     wall_s = time.time() - context.started
     summary = {"status": status, "wall_s": wall_s, **controller.summary()}
     try:
-        closing = asyncio.ensure_future(tracker.close.remote(summary))
-        while not (await asyncio.wait([closing], timeout=HELD_S))[0]:
-            where = held_at(context.actors.process_of("tracker"), context.run_dir)
-            context.note(f"the sinks of the tracker are still being closed{where}")
-        lines = closing.result()
+        lines = await _closed(context, summary)
     except ray.exceptions.RayError as error:
         raise failures.explained(error, context.actors) from None
     await context.actors.come_home()
@@ -261,6 +257,16 @@ async def _live(
     for line in lines:  # such as how an offline run of W&B is uploaded
         context.note(line)
     return Outcome(run_dir=context.run_dir, interrupted=not complete, summary=summary)
+
+
+async def _closed(context: RunContext[Any], summary: Mapping[str, Any]) -> list[str]:
+    """Close the tracker; returns what its sinks say."""
+    closing = asyncio.ensure_future(context.actors.tracker.close.remote(summary))
+    while not (await asyncio.wait([closing], timeout=HELD_S))[0]:
+        where = held_at(context.actors.process_of("tracker"), context.run_dir)
+        context.note(f"the sinks of the tracker are still being closed{where}")
+    said: list[str] = closing.result()
+    return said
 
 
 @contextlib.asynccontextmanager

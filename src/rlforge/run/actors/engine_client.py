@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Literal
@@ -41,6 +42,30 @@ SPANS_KEPT = 1000
 """Busy spans that are kept where no caller takes them."""
 
 
+@dataclasses.dataclass(kw_only=True)
+class _Engine:
+    """An engine as the client knows it.
+
+    Attributes:
+        pending: Requests under way, by their tickets.
+        received: Tickets of the requests that its process has.
+    """
+
+    name: str
+    actor: Any
+    state: EngineState
+    unsent: list[Request] = dataclasses.field(default_factory=list)
+    pending: dict[int, asyncio.Future[Completion]] = dataclasses.field(default_factory=dict)
+    received: set[int] = dataclasses.field(default_factory=set)
+    stats: EngineStats = dataclasses.field(default_factory=lambda: EngineStats.total(()))
+
+    def fail(self, tickets: Iterable[int], error: Exception) -> None:
+        for ticket in tickets:
+            waiting = self.pending.get(ticket)
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(error)
+
+
 class RemoteEngine:
     """The engine protocol over engine actors: routing by load or conversation, bundles and retries.
 
@@ -70,7 +95,11 @@ class RemoteEngine:
         elastic: bool = False,
         on_change: Callable[[str, EngineState], object] = lambda name, state: None,
     ) -> None:
-        self._engines = list(engines)
+        at_first: EngineState = "away" if elastic else "here"
+        self._engines = [
+            _Engine(name=f"engine-{number}", actor=actor, state=at_first)
+            for number, actor in enumerate(engines)
+        ]
         self._elastic, self._on_change = elastic, on_change
         self._client = client
         self._timeout_s = timeout_s
@@ -78,17 +107,11 @@ class RemoteEngine:
         self._time_limit = time_limit
         self._poll_s = poll_s
         self._tickets = 0
-        self._unsent: list[list[Request]] = [[] for _ in engines]
-        self._pending: list[dict[int, asyncio.Future[Completion]]] = [{} for _ in engines]
-        self._received: list[set[int]] = [set() for _ in engines]
         self._streams: dict[int, OnTokens] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._flush_planned = False
-        at_first: EngineState = "away" if elastic else "here"
-        self._states = [at_first for _ in engines]
         self._changed = asyncio.Event()
         self._given_up = asyncio.Event()
-        self._stats = [EngineStats.total(()) for _ in engines]
         self._spans: list[Span] = []
         # An engine reports each span once: only one client may poll.
         if poll_s is not None:
@@ -96,7 +119,10 @@ class RemoteEngine:
 
     @property
     def ready(self) -> bool:
-        return "here" in self._states
+        return bool(self._here())
+
+    def _here(self) -> list[_Engine]:
+        return [engine for engine in self._engines if engine.state == "here"]
 
     async def gone(self) -> None:
         """Wait until Ray has given up an engine; with ``elastic`` all of them."""
@@ -111,28 +137,23 @@ class RemoteEngine:
         # The others load it when a request asks for it.
         if self._elastic:
             await self._choose(None)
-        await asyncio.gather(
-            *(
-                self._load(index, policy)
-                for index, state in enumerate(self._states)
-                if state == "here" or not self._elastic
-            )
-        )
+        engines = self._here() if self._elastic else self._engines
+        await asyncio.gather(*(self._load(engine, policy) for engine in engines))
 
-    async def _load(self, index: int, policy: PolicyRef) -> None:
+    async def _load(self, engine: _Engine, policy: PolicyRef) -> None:
         death = "see its log"
         for _ in range(self._retries + 1):
-            if not await self._is_back(index):
+            if not await self._is_back(engine):
                 break
             try:
-                await self._engines[index].load.remote(policy)
+                await engine.actor.load.remote(policy)
             except ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, EngineError):  # without Ray's stack around it
                     raise error.cause from None
                 raise
             except ray.exceptions.RayActorError as error:
                 death = str(error)
-                self._lost(index, error)
+                self._lost(engine, error)
                 if self._elastic:
                     return
             else:
@@ -141,7 +162,7 @@ class RemoteEngine:
 
     def stats(self) -> EngineStats:
         """Sum over the engines, from their last reports."""
-        return EngineStats.total(self._stats)
+        return EngineStats.total(engine.stats for engine in self._engines)
 
     def take_busy_spans(self) -> list[Span]:
         """Spans in which the engines computed since the last call."""
@@ -150,11 +171,10 @@ class RemoteEngine:
 
     async def close(self) -> None:
         """Close the engines; requests under way fail."""
-        engines = zip(self._engines, self._states, strict=True)
-        ends = [engine.close.remote() for engine, state in engines if state == "here"]
+        ends = [engine.actor.close.remote() for engine in self._here()]
         await asyncio.gather(*ends, return_exceptions=True)
-        for index, pending in enumerate(self._pending):
-            self._fail(index, list(pending), EngineError("the engine was closed"))
+        for engine in self._engines:
+            engine.fail(list(engine.pending), EngineError("the engine was closed"))
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -169,11 +189,11 @@ class RemoteEngine:
         stream = _TokenStreamDeduper(on_tokens) if on_tokens is not None else None
         tries, death = 0, "see its log"
         self._begin()
-        while (index := await self._choose(params.conversation)) is not None:
+        while (engine := await self._choose(params.conversation)) is not None:
             if stream is not None:
                 stream.begin()
             try:
-                return await self._ask(index, tuple(prompt_token_ids), params, policy, stream)
+                return await self._ask(engine, tuple(prompt_token_ids), params, policy, stream)
             except ray.exceptions.RayActorError as error:
                 tries, death = tries + 1, str(error)
             if tries > self._retries:
@@ -181,75 +201,75 @@ class RemoteEngine:
                 raise EngineError(f"an engine died while answering{times}: {death}")
         raise EngineError(f"every engine died, and none is back: {death}")
 
-    async def _choose(self, conversation: int | None) -> int | None:
-        """The index of an engine that is here, if need be after a wait; None once all are gone."""
+    async def _choose(self, conversation: int | None) -> _Engine | None:
+        """An engine that is here, if need be after a wait; None once all are gone."""
         while True:
-            here = [index for index, state in enumerate(self._states) if state == "here"]
+            here = self._here()
             # The engine that has the turns of the conversation so far, or the least loaded.
             if here and conversation is not None:
                 return here[conversation % len(here)]
             if here:
-                return min(here, key=lambda index: len(self._pending[index]))
-            if "away" not in self._states:
+                return min(here, key=lambda engine: len(engine.pending))
+            if all(engine.state == "gone" for engine in self._engines):
                 return None
             await self._changed.wait()
 
     def _begin(self) -> None:
         if self._tasks:
             return
-        for index in range(len(self._engines)):
-            self._start(self._pump(index))
-            if self._states[index] == "away":
-                self._start(self._await_restart(index))
+        for engine in self._engines:
+            self._start(self._pump(engine))
+            if engine.state == "away":
+                self._start(self._await_restart(engine))
             if self._poll_s is not None:
-                self._start(self._poll(index, self._poll_s))
+                self._start(self._poll(engine, self._poll_s))
 
-    async def _poll(self, index: int, every_s: float) -> None:
+    async def _poll(self, engine: _Engine, every_s: float) -> None:
         while True:
-            if self._states[index] == "here":
+            if engine.state == "here":
                 try:
-                    report = await self._engines[index].report.remote()
+                    report = await engine.actor.report.remote()
                 except ray.exceptions.RayActorError as error:
-                    self._lost(index, error)
+                    self._lost(engine, error)
                 else:
-                    self._stats[index] = report.stats
+                    engine.stats = report.stats
                     self._spans = [*self._spans, *report.spans][-SPANS_KEPT:]
             await asyncio.sleep(every_s)
 
-    def _lost(self, index: int, error: Exception) -> None:
+    def _lost(self, engine: _Engine, error: Exception) -> None:
         """Send an engine that died no requests until it is back."""
-        if self._states[index] == "here":
-            log.warning("engine-%d died: %s", index, error)
-            self._set_state(index, "away")
-            self._start(self._await_restart(index))
+        if engine.state == "here":
+            log.warning("%s died: %s", engine.name, error)
+            self._set_state(engine, "away")
+            self._start(self._await_restart(engine))
 
-    async def _await_restart(self, index: int) -> None:
+    async def _await_restart(self, engine: _Engine) -> None:
         try:
-            await restarted(self._engines[index], f"engine-{index}", elastic=self._elastic)
+            await restarted(engine.actor, engine.name, elastic=self._elastic)
         except (ray.exceptions.RayActorError, RunError) as error:
-            log.error("engine-%d is gone for good: %s", index, error)
-            self._set_state(index, "gone")
-            left = self._elastic and set(self._states) != {"gone"}
+            log.error("%s is gone for good: %s", engine.name, error)
+            self._set_state(engine, "gone")
+            left = self._elastic and any(each.state != "gone" for each in self._engines)
             # With a RunError it only takes too long.
             if not isinstance(error, RunError) and not left:
                 self._given_up.set()
         else:
-            self._set_state(index, "here")
+            self._set_state(engine, "here")
 
-    def _set_state(self, index: int, state: EngineState) -> None:
-        self._states[index] = state
-        self._on_change(f"engine-{index}", state)
+    def _set_state(self, engine: _Engine, state: EngineState) -> None:
+        engine.state = state
+        self._on_change(engine.name, state)
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _is_back(self, index: int) -> bool:
-        while self._states[index] == "away":
+    async def _is_back(self, engine: _Engine) -> bool:
+        while engine.state == "away":
             await self._changed.wait()
-        return self._states[index] == "here"
+        return engine.state == "here"
 
     async def _ask(
         self,
-        target: int,
+        engine: _Engine,
         prompt_token_ids: tuple[int, ...],
         params: SamplingParams,
         policy: PolicyRef,
@@ -267,8 +287,8 @@ class RemoteEngine:
         if on_tokens is not None:
             self._streams[request.ticket] = on_tokens
         future: asyncio.Future[Completion] = loop.create_future()
-        self._pending[target][request.ticket] = future
-        self._unsent[target].append(request)
+        engine.pending[request.ticket] = future
+        engine.unsent.append(request)
         if not self._flush_planned:
             # One remote call for all requests of this iteration of the event loop.
             self._flush_planned = True
@@ -281,66 +301,60 @@ class RemoteEngine:
                 f"no answer from the engine within engine.request_timeout_s={self._timeout_s:g} s"
             ) from None
         finally:
-            self._pending[target].pop(request.ticket, None)
-            self._received[target].discard(request.ticket)
+            engine.pending.pop(request.ticket, None)
+            engine.received.discard(request.ticket)
             self._streams.pop(request.ticket, None)
             if future.cancelled():  # given up by the caller or the time limit
-                self._start(self._cancel(target, request.ticket))
+                self._start(self._cancel(engine, request.ticket))
 
-    async def _cancel(self, index: int, ticket: int) -> None:
+    async def _cancel(self, engine: _Engine, ticket: int) -> None:
         # A dead engine has forgotten the request already.
         with contextlib.suppress(ray.exceptions.RayActorError):
-            await self._engines[index].cancel.remote(self._client, [ticket])
+            await engine.actor.cancel.remote(self._client, [ticket])
 
     def _flush(self) -> None:
         self._flush_planned = False
-        for index, requests in enumerate(self._unsent):
-            if requests:
-                self._unsent[index] = []
-                self._start(self._send(index, requests))
+        for engine in self._engines:
+            if engine.unsent:
+                requests, engine.unsent = engine.unsent, []
+                self._start(self._send(engine, requests))
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _send(self, index: int, requests: Sequence[Request]) -> None:
+    async def _send(self, engine: _Engine, requests: Sequence[Request]) -> None:
         tickets = [request.ticket for request in requests]
         try:
-            await self._engines[index].submit.remote(self._client, Bundle(requests))
+            await engine.actor.submit.remote(self._client, Bundle(requests))
         except ray.exceptions.RayActorError as error:
-            self._lost(index, error)
-            self._fail(index, tickets, error)
+            self._lost(engine, error)
+            engine.fail(tickets, error)
         else:
-            self._received[index].update(self._pending[index].keys() & set(tickets))
+            engine.received.update(engine.pending.keys() & set(tickets))
 
-    def _fail(self, index: int, tickets: Iterable[int], error: Exception) -> None:
-        for ticket in tickets:
-            waiting = self._pending[index].get(ticket)
-            if waiting is not None and not waiting.done():
-                waiting.set_exception(error)
-
-    async def _pump(self, index: int) -> None:
+    async def _pump(self, engine: _Engine) -> None:
         while True:
             try:
-                answers = await self._engines[index].collect.remote(self._client)
+                answers = await engine.actor.collect.remote(self._client)
             except ray.exceptions.RayActorError as error:
-                self._lost(index, error)
-                await self._fail_lost(index, error)
+                self._lost(engine, error)
+                await self._fail_lost(engine, error)
                 continue
             # An engine may come back later than ``restarted`` waits.
-            if self._states[index] == "gone":
-                self._set_state(index, "here")
-            size = max(LEAST_ANSWERS, len(self._pending[index]) // 2)
+            if engine.state == "gone":
+                self._set_state(engine, "here")
+            size = max(LEAST_ANSWERS, len(engine.pending) // 2)
             for begin in range(0, len(answers), size):
                 for ticket, answer in answers[begin : begin + size]:
-                    self._pass_on(index, ticket, answer)
+                    self._pass_on(engine, ticket, answer)
                 await asyncio.sleep(0)
 
     def _pass_on(
-        self, index: int, ticket: int, answer: Completion | EngineError | tuple[int, ...]
+        self, engine: _Engine, ticket: int, answer: Completion | EngineError | tuple[int, ...]
     ) -> None:
-        waiting = self._pending[index].get(ticket)
+        waiting = engine.pending.get(ticket)
         if waiting is None or waiting.done():
             return
         if isinstance(answer, tuple):
@@ -350,21 +364,21 @@ class RemoteEngine:
         else:
             waiting.set_result(answer)
 
-    async def _fail_lost(self, index: int, error: Exception) -> None:
+    async def _fail_lost(self, engine: _Engine, error: Exception) -> None:
         """Fail the requests that were lost with a dead process, and none that its successor got."""
         # At once where another engine is here to repeat them.
-        if "here" in self._states:
-            self._fail(index, list(self._received[index]), error)
-        if not await self._is_back(index):
-            self._fail(index, list(self._pending[index]), error)
+        if self.ready:
+            engine.fail(list(engine.received), error)
+        if not await self._is_back(engine):
+            engine.fail(list(engine.pending), error)
             await asyncio.sleep(1.0)
             return
-        received = list(self._received[index])
+        received = list(engine.received)
         try:
-            in_hand = set(await self._engines[index].in_hand.remote(self._client))
+            in_hand = set(await engine.actor.in_hand.remote(self._client))
         except ray.exceptions.RayActorError:
             return  # dead again: the next call of ``collect`` raises
-        self._fail(index, [ticket for ticket in received if ticket not in in_hand], error)
+        engine.fail([ticket for ticket in received if ticket not in in_hand], error)
 
 
 class _TokenStreamDeduper:
