@@ -25,8 +25,8 @@ from rlforge.continuous.ruler.base import DecisionScorer
 from rlforge.continuous.ruler.judge_backends import LocalModel
 from rlforge.continuous.ruler.scorer import make_scorer
 from rlforge.record.digests import DigestChain, facts
+from rlforge.run.actors.calls import ActorCalls
 from rlforge.run.actors.colocation import update_in_turn
-from rlforge.run.actors.process import call_restarted
 from rlforge.run.lifecycle import RunContext
 from rlforge.types import PolicyRef, value
 
@@ -59,7 +59,8 @@ async def assembled(
     update: Update = actors.learner.update
     if context.hardware.alternate:
         # On one device engine and learner take turns.
-        update = partial(update_in_turn, actors, partial(call_restarted, actors.named))
+        calls = ActorCalls(actors, context.note, elastic=False)
+        update = partial(update_in_turn, actors, calls.call)
     async with contextlib.AsyncExitStack() as stack:
         # First of all: the source goes on where the journal ends.
         journal = stack.enter_context(contextlib.closing(Journal(run_dir / "journal.sqlite")))

@@ -10,7 +10,6 @@ import re
 import sysconfig
 import threading
 import time
-from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -113,16 +112,6 @@ def turn_file(run_dir: str | Path) -> Path:
     """File that exists during the learner's turn, with ``hardware.alternate``."""
     # An engine that Ray restarts in that turn must not load its model yet.
     return Path(run_dir) / "learning"
-
-
-async def call_restarted(actors: Mapping[str, Any], name: str, method: str) -> Any:
-    """Call a method of an actor; again when its process dies and Ray restarts it."""
-    while True:
-        try:
-            return await getattr(actors[name], method).remote()
-        except ray.exceptions.ActorUnavailableError as error:
-            log.warning("%s died and is restarted: %s", name, error)
-            await restarted(actors[name], name)
 
 
 async def restarted(actor: Any, name: str, *, elastic: bool = False) -> None:
