@@ -68,6 +68,7 @@ class Games(RunKind[RunConfig]):
                 name="pool",
                 actor="rlforge.run.actors.state:PoolActor",
                 reads=("pool", "env"),
+                # It writes into the run directory, and so does the buffer.
                 on_driver_node=True,
                 sends=(("collector", "GameSpec"), ("tracker", "ratings")),
             ),

@@ -146,6 +146,7 @@ def play_game(env: str | EnvSpec, *players: str | Policy | Act, seed: int = 0) -
         if isinstance(player, Policy):  # asked as its run asks; others as the environment says
             form = asked_as(player.config, env.id)
             seats[place] = dataclasses.replace(seats[place], form=form)
+    # By seat, or one player at several seats would draw alike.
     given = {
         seat.player_id: _at_seat(player, seat, env, seed + seat.player_id)
         for player, seat in zip(owners, seats, strict=True)

@@ -50,7 +50,8 @@ class Retention:
 
 
 def keep_start(config: PolicyConfig, run_dir: Path) -> None:
-    """Copy the adapter that the run starts from, if there is one, into it: it is ``step-0``."""
+    """Copy the adapter that the run starts from, if there is one, to ``step-0``."""
+    # A resumed run needs it, wherever the first one is then.
     start, root = config.learner.initial_adapter, run_dir / "checkpoints"
     if start is None or (root / step_name(0)).exists():
         return

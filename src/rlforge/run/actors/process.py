@@ -26,11 +26,12 @@ RESTART_PATIENCE_S = 300.0
 
 
 def end(cause: Exception) -> NoReturn:
-    """End this process at once, with ``cause`` in its log: one of its threads may be stuck."""
+    """End this process at once, with ``cause`` in its log."""
     root = logging.getLogger("rlforge")
     root.critical("this process ends: %s", cause)
     for handler in root.handlers:
         handler.flush()
+    # Not by an exception: a thread may be stuck, which Python would wait for.
     os._exit(1)
 
 
