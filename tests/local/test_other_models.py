@@ -8,7 +8,7 @@ from tests.factories import causal_folder
 import rlforge
 from rlforge.config.compose import compose, to_yaml
 from rlforge.errors import ConfigError, RlforgeError
-from rlforge.lab.ladder.entrants import Ranked, plan_ladder
+from rlforge.lab.ladder.entrants import plan_ladder
 from rlforge.lab.ladder.play import play_ladder, verify_ladder
 from rlforge.lab.ladder.record import CARD
 from rlforge.local.evaluate import evaluate_run
@@ -68,7 +68,7 @@ async def test_a_person_plays_against_it_without_the_model_of_the_configuration(
 def test_it_has_a_place_on_a_ladder_with_the_hashes_of_its_files(run, other, tmp_path):
     folder = tmp_path / "ladder"
     against = ["random_legal", f"hf:{other}"]
-    plan = plan_ladder([Ranked(path=run, version="step-0")], against=against, games=4)
+    plan = plan_ladder([(run, "step-0")], against=against, games=4)
     asyncio.run(play_ladder(plan, folder, lambda text: None))
     card, unknown = verify_ladder(folder / CARD)
     assert unknown == []

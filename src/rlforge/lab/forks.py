@@ -22,7 +22,7 @@ from rlforge.rollout.episode import replayed
 from rlforge.rollout.lineup import can_play
 from rlforge.rollout.schedule import line_up, same_game
 from rlforge.system.checkpoint import is_step_name
-from rlforge.types import Completion, GameRecord, GameSpec, Seat, Turn, value
+from rlforge.types import Completion, GameRecord, GameSpec, Seat, value
 
 #: Continuations of each turn that an analysis plays before it looks at the clock.
 ROUND = 16
@@ -30,7 +30,7 @@ ROUND = 16
 MOST_TRIED = 64
 #: Share of the seconds of an analysis that is for the values; the rest is for other actions.
 _FOR_VALUES = 0.6
-#: Stands for the policy where the caller gives the action.
+#: The policy of an action that the caller gives.
 FORCED = "forced"
 
 _Say = Callable[[str], None]
@@ -39,7 +39,7 @@ _Play = Callable[[Sequence["Start"]], Awaitable[list["Fork"]]]
 
 @value
 class Start:
-    """Where ``games`` continuations begin: before ``turn``, from 1. action: taken there, if any."""
+    """The turn, from 1, before which ``games`` continuations begin, with ``action``, if any."""
 
     turn: int
     games: int
@@ -48,22 +48,20 @@ class Start:
 
 @value
 class Fork:
-    """Continuations of a game from ``start``, failed ones among them."""
+    """Continuations of a game from ``start``, failed ones included."""
 
     start: Start
     records: tuple[GameRecord, ...]
 
     @property
     def played(self) -> list[GameRecord]:
-        """The continuations that came to an end."""
         return _ended(self.records)
 
     def reward(self, player: int) -> Estimate:
-        """The mean reward of a player."""
         return estimate([game.rewards[player] for game in self.played], _bounds(self.played))
 
     def by_action(self, player: int) -> dict[str, Estimate]:
-        """The mean reward of a player after each action that was taken at the turn, most first."""
+        """The mean reward of a player by the action that was taken at the turn, most first."""
         rewards, bounds = defaultdict(list), _bounds(self.played)
         for game in self.played:
             rewards[game.turns[self.start.turn - 1].action].append(game.rewards[player])
@@ -82,10 +80,9 @@ async def fork_game(
 ) -> Fork:
     """Play a game of a run on from ``start``.
 
-    What is hidden stays as it was dealt; answers, and chance events to come, are drawn anew. seats:
-    policies by player, as ``rlforge eval`` names them, in place of the game's. Raises ConfigError
-    for a turn, action or policy that cannot be, GameError where the game does not repeat itself,
-    RunError where all continuations failed.
+    seats: policies by player, as ``rlforge eval`` names them, in place of the game's. Raises
+    ConfigError for a turn, action or policy that cannot be, GameError where the game does not
+    repeat itself, RunError where all continuations failed.
     """
     start = dataclasses.replace(start, action=_checked(record, start))
     async with continuations(run_dir, record, seats or {}, say) as play:
@@ -104,12 +101,13 @@ async def analyse_game(
     seconds: float | None = None,
     say: _Say = lambda text: None,
 ) -> Analysis:
-    """Estimate the value of a game of a run before and after each of its turns, by continuations.
+    """Estimate the value of a game before and after each of its turns, by continuations.
 
-    At turns by which the player that moved lost, the other legal actions are tried, a quarter as
-    often; the best is then played ``samples`` times more, so that its reward is not that of a lucky
-    few. player: None: of the evaluated policy, or of the first trained seat. seconds: roughly the
-    longest time. Raises as ``fork_game``, and ConfigError for a game that failed.
+    Args:
+        run_dir, record, seats, say: as of ``fork_game``.
+        player: whose value; None: of the evaluated policy, or of the first trained seat.
+        samples: continuations of each turn.
+        seconds: roughly the longest time.
     """
     if record.error is not None or not record.turns:
         raise ConfigError(f"game {record.spec.game_id} has no result to analyse: it failed")
@@ -123,6 +121,7 @@ async def analyse_game(
     done = 0
     async with continuations(run_dir, record, seats or {}, say) as play:
         clock = _Clock(seconds)  # the engine is loaded
+        # Round by round, so that each turn has as many continuations when the time is over.
         while done < samples and (not done or clock.left(_FOR_VALUES) > 0):
             number = min(ROUND, samples - done)
             for fork in await play([Start(turn=turn, games=number) for turn in turns]):
@@ -133,8 +132,10 @@ async def analyse_game(
         for records in played.values():
             _must_have_ended(records)
         moments = _moments(record, player, played)
-        tried, best = await _better_actions(record, moments, legal, samples, clock, play)
-    for fork in (*tried, *best):
+        # Where the mover lost, the other actions are tried. The best of them is played again, so
+        # that its reward is not that of a lucky few.
+        moments, more = await _better_actions(record, moments, legal, samples, clock, play)
+    for fork in more:
         played[fork.start.turn] += fork.records
     every = list(itertools.chain.from_iterable(played.values()))
     return Analysis(
@@ -143,26 +144,23 @@ async def analyse_game(
         player=player,
         seats=tuple(seat.policy.uid for seat in every[0].spec.seats),
         rewards=record.rewards,
-        moments=tuple(_with_best(moments, best)),
+        moments=tuple(moments),
         games=len(every),
         failed=sum(one.error is not None for one in every),
     )
 
 
 class _Clock:
-    """The time of an analysis, of ``seconds`` at most, and how many games fit into it."""
-
     def __init__(self, seconds: float | None) -> None:
         self._seconds = math.inf if seconds is None else seconds
         self._began = time.monotonic()
         self.played = 0
 
     def left(self, share: float = 1.0) -> float:
-        """Seconds left of a share of them."""
         return share * self._seconds - (time.monotonic() - self._began)
 
     def fitting(self, wanted: int, starts: int) -> int:
-        """Continuations from each of ``starts``, at most ``wanted``, in half of what is left."""
+        """Continuations from each of ``starts``, at most ``wanted``, in half of the time left."""
         per_second = self.played / max(time.monotonic() - self._began, 1e-3)
         return int(max(0, min(wanted, self.left() * per_second / 2 / max(starts, 1))))
 
@@ -174,8 +172,8 @@ async def _better_actions(
     samples: int,
     clock: _Clock,
     play: _Play,
-) -> tuple[list[Fork], list[Fork]]:
-    """At turns that lost the game: forks with each other action, and further ones with the best."""
+) -> tuple[list[Moment], list[Fork]]:
+    """Fork at turns that lost the game, and add the actions that did better to their moments."""
     lost = [one for one in moments if one.decisive and one.change < 0]
     starts = [
         (one.turn, action)
@@ -196,15 +194,20 @@ async def _better_actions(
         if one.played:
             mean = one.reward(record.turns[turn - 1].player_id).mean
             best[turn] = max(best.get(turn, (-math.inf, "")), (mean, one.start.action))
-    finalists = [(turn, action) for turn, (_, action) in best.items()]
-    return tried, await fork(finalists, samples)
+    finalists = await fork([(turn, action) for turn, (_, action) in best.items()], samples)
+    found = {moment.turn: moment for moment in moments}
+    for one in finalists:
+        moment = found[one.start.turn]
+        if one.played and (reward := one.reward(moment.player)).mean > moment.own_after.mean:
+            better = dataclasses.replace(moment, best=one.start.action, best_reward=reward)
+            found[moment.turn] = better
+    return list(found.values()), [*tried, *finalists]
 
 
 # ---------------------------------------------------------------- values
 
 
 def _bounds(games: Sequence[GameRecord]) -> tuple[float, float]:
-    """The lowest and the highest reward of any player."""
     rewards = [reward for game in games for reward in game.rewards.values()]
     return min(rewards), max(rewards)
 
@@ -212,18 +215,18 @@ def _bounds(games: Sequence[GameRecord]) -> tuple[float, float]:
 def _moments(
     record: GameRecord, player: int, played: Mapping[int, Sequence[GameRecord]]
 ) -> list[Moment]:
-    """The turns of the game, without better actions."""
     ended = {turn: _ended(games) for turn, games in played.items()}
     bounds = _bounds([record, *itertools.chain.from_iterable(ended.values())])
     every_turn = range(1, len(record.turns) + 2)
 
     def worth(turn: int, whose: int) -> Estimate:
-        """Before ``turn``; after the last one it is the result."""
+        # Before a turn; after the last one it is the result.
         if turn == every_turn[-1]:
             return Estimate(mean=record.rewards[whose], half=0.0, games=1)
         return estimate([game.rewards[whose] for game in ended[turn]], bounds)
 
     worths = {whose: [worth(turn, whose) for turn in every_turn] for whose in record.rewards}
+    # 95 % over all turns (Bonferroni).
     one, all_turns = (
         statistics.NormalDist().inv_cdf(1 - 0.025 / number) for number in (1, len(record.turns))
     )
@@ -247,17 +250,6 @@ def _moments(
     return moments
 
 
-def _with_best(moments: Sequence[Moment], finalists: Sequence[Fork]) -> list[Moment]:
-    """``moments``, with actions that did better than those taken."""
-    found = {moment.turn: moment for moment in moments}
-    for fork in finalists:
-        moment = found[fork.start.turn]
-        if fork.played and (reward := fork.reward(moment.player)).mean > moment.own_after.mean:
-            better = dataclasses.replace(moment, best=fork.start.action, best_reward=reward)
-            found[moment.turn] = better
-    return list(found.values())
-
-
 # ---------------------------------------------------------------- games
 
 
@@ -265,7 +257,7 @@ def _with_best(moments: Sequence[Moment], finalists: Sequence[Fork]) -> list[Mom
 async def continuations(
     run_dir: Path, record: GameRecord, named: Mapping[int, str], say: _Say
 ) -> AsyncIterator[_Play]:
-    """Plays continuations of ``record``: a function from starts to forks. named: policies by seat.
+    """Yield a function from starts to forks of ``record``. named: policies by seat.
 
     Raises ConfigError for policies that cannot play.
     """
@@ -280,8 +272,10 @@ async def continuations(
 
     def continued(start: Start) -> GameSpec:
         past = record.turns[: start.turn - 1]
-        if start.action:
-            past = (*past, _with_action(record.turns[start.turn - 1], start.action))
+        if action := start.action:  # said by a player without a model
+            said = Completion(text=action, finish_reason="scripted", policy_uid=FORCED)
+            turn = dataclasses.replace(record.turns[start.turn - 1], completion=said, action=action)
+            past = (*past, dataclasses.replace(turn, legal=True, well_formed=True))
         # Games of a group draw their answers by game id, so that no two are alike.
         return dataclasses.replace(
             record.spec,
@@ -325,16 +319,10 @@ def _seated(
         policy = find_opponent(run_dir, name, config)
         if not can_play(policy, spec.env):
             raise ConfigError(f"{name} does not play {spec.env_id}; choose another for the seat")
-    if policy == seat.policy:
+    if policy == seat.policy:  # its form of prompts stays, too
         return dataclasses.replace(seat, trained=False)
     players = [policy if one is seat else one.policy for one in spec.seats]
     return line_up(spec.env, players, trained_uid=None)[seat.player_id]
-
-
-def _with_action(turn: Turn, action: str) -> Turn:
-    """``turn`` as a player without a model takes it who says ``action``."""
-    given = Completion(text=action, finish_reason="scripted", policy_uid=FORCED)
-    return dataclasses.replace(turn, completion=given, action=action, legal=True, well_formed=True)
 
 
 def _checked(record: GameRecord, start: Start) -> str:
@@ -357,11 +345,9 @@ def _checked(record: GameRecord, start: Start) -> str:
 
 
 def _ended(records: Sequence[GameRecord]) -> list[GameRecord]:
-    """Continuations that did not fail."""
     return [record for record in records if record.error is None]
 
 
 def _must_have_ended(records: Sequence[GameRecord]) -> None:
-    """Raise RunError where all continuations failed."""
     if not _ended(records):
         raise RunError(f"all {len(records)} continuations failed; the last: {records[-1].error}")

@@ -23,7 +23,6 @@ class ApiBudget:
     """
 
     def __init__(self, config: ApiConfig, file: Path | None = None) -> None:
-        """Go on from the counts in ``file``, which ``save`` writes."""
         # Money stays spent: a run that is resumed from an earlier state does not take it back.
         self._config, self._file = config, file
         saved = {} if file is None else read_json(file)
@@ -35,7 +34,6 @@ class ApiBudget:
 
     @property
     def players(self) -> tuple[ApiUsage, ...]:
-        """The usage of each player since the run began."""
         return tuple(self._players.values())
 
     @property
@@ -66,7 +64,6 @@ class ApiBudget:
         return True
 
     def begin(self, spec: GameSpec) -> None:
-        """Count a game that begins."""
         players = api_players(spec)
         self.games += bool(players)
         self.spend([ApiUsage(uid=uid, games=1) for uid in players])

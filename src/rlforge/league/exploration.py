@@ -37,11 +37,10 @@ class NgramWindow:
 
     @property
     def coverage(self) -> float:
-        """The share of distinct n-grams, in (0, 1]; ``OPTIMISTIC_COVERAGE`` for an empty window."""
+        """The share of distinct n-grams, in (0, 1]."""
         return len(self._counts) / self._ngrams if self._ngrams else OPTIMISTIC_COVERAGE
 
     def add(self, actions: Sequence[str]) -> None:
-        """Count one game, given its actions in order of play."""
         self._games.append(tuple(actions))
         self._games_total += 1
         self._ngrams_total += self._count(self._games[-1], 1)
@@ -64,7 +63,6 @@ class NgramWindow:
                 yield game[start : start + self._n]
 
     def counts(self) -> dict[str, float]:
-        """Coverage and counts of the window, and totals since the start."""
         return {
             "coverage": self.coverage,
             "games": len(self._games),
@@ -75,7 +73,6 @@ class NgramWindow:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The games in the window and the totals, as plain data."""
         return {
             "games": [list(game) for game in self._games],
             "games_total": self._games_total,
@@ -83,7 +80,6 @@ class NgramWindow:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict` with a window that is new."""
         for game in state["games"]:
             self.add(game)
         self._games_total, self._ngrams_total = state["games_total"], state["ngrams_total"]
@@ -108,13 +104,11 @@ class ExplorationTracker:
         self._envs: dict[str, NgramWindow] = {}
 
     def add(self, opponents: Sequence[str], env_id: str, actions: Sequence[str]) -> None:
-        """Count one game, given all its actions in order of play, for each of ``opponents``."""
         own = [self._opponents.setdefault(uid, {}) for uid in dict.fromkeys(opponents)]
         for windows in (self._envs, *own):
             windows.setdefault(env_id, self._new()).add(actions)
 
     def forget(self, opponent: str) -> None:
-        """Drop the windows of an opponent that is no longer active."""
         self._opponents.pop(opponent, None)
 
     def diversity(self, opponent: str) -> float:
@@ -131,7 +125,6 @@ class ExplorationTracker:
         return self._each(NgramWindow.counts)
 
     def state_dict(self) -> dict[str, Any]:
-        """All windows, as plain data."""
         return self._each(NgramWindow.state_dict)
 
     def _each(self, of: Callable[[NgramWindow], T]) -> dict[str, Any]:
@@ -142,7 +135,6 @@ class ExplorationTracker:
         return {"envs": every(self._envs), "opponents": opponents}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict`."""
         self._envs = self._loaded(state["envs"])
         self._opponents = {uid: self._loaded(own) for uid, own in state["opponents"].items()}
 

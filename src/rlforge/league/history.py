@@ -21,19 +21,12 @@ _DECIMALS = 9
 
 @value
 class Members:
-    """The active versions as a rule sees them, one of them too many.
+    """The active versions as a rule sees them, one of them too many."""
 
-    Attributes:
-        uids: oldest first; the last one is current and stays.
-        versions: their updates, in the same order.
-        mu: the mean rating of a uid.
-        payoffs: ``ResultTable.payoff_vectors``.
-    """
-
-    uids: tuple[str, ...]
-    versions: tuple[int, ...]
-    mu: Callable[[str], float]
-    payoffs: Callable[[Sequence[str]], Floats]
+    uids: tuple[str, ...]  #: oldest first; the last one is current and stays
+    versions: tuple[int, ...]  #: their updates, in the same order
+    mu: Callable[[str], float]  #: the mean rating of a uid
+    payoffs: Callable[[Sequence[str]], Floats]  #: ``ResultTable.payoff_vectors``
 
 
 Rule = Callable[[Members], int]
@@ -41,8 +34,7 @@ Rule = Callable[[Members], int]
 
 
 def newest(members: Members) -> int:
-    """Let the oldest leave."""
-    return 0
+    return 0  # the oldest leaves
 
 
 def spaced(members: Members) -> int:
@@ -66,7 +58,7 @@ def spaced(members: Members) -> int:
 
 
 def strongest(members: Members) -> int:
-    """Let the one of the lowest mean rating leave, of equal ones the oldest."""
+    # Of equal ratings the oldest leaves.
     return min(range(len(members.uids) - 1), key=lambda index: members.mu(members.uids[index]))
 
 
@@ -112,8 +104,7 @@ class History:
 
     @property
     def uids(self) -> list[str]:
-        """The active versions, the current one first."""
-        return list(reversed(self._versions))
+        return list(reversed(self._versions))  # the current one first
 
     def add(self, uid: str, version: int) -> list[str]:
         """Make ``uid``, made by ``version`` updates, current; returns the uids that leave."""
@@ -140,11 +131,9 @@ class History:
         return retired
 
     def state_dict(self) -> dict[str, Any]:
-        """The active versions, as plain data."""
         return {"versions": dict(self._versions), "kept": self._kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from :meth:`state_dict`."""
         self._versions, self._kept = dict(state["versions"]), state["kept"]
         # A resumed run may allow fewer versions than before.
         self._thin()

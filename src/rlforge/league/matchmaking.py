@@ -15,22 +15,14 @@ from rlforge.types import Checkpoint, PolicyRef, value
 
 @value
 class Matchmaking:
-    """How opponents are drawn for a policy, one of several of a run.
+    """How opponents are drawn for a policy, one of several of a run."""
 
-    Attributes:
-        config: settings of the pool, with the policy's own settings.
-        fixed: its fixed opponents.
-        meets: names of the policies whose versions it meets.
-        seats: seats that it can take; None: each.
-    """
-
-    config: PoolConfig
+    config: PoolConfig  #: of the pool, with the policy's own settings
     fixed: tuple[PolicyRef, ...]
-    meets: tuple[str, ...]
-    seats: tuple[int, ...] | None = None
+    meets: tuple[str, ...]  #: names of the policies whose versions it meets
+    seats: tuple[int, ...] | None = None  #: that it can take; None: each
 
     def takes(self, seat: int | None) -> bool:
-        """Whether the policy can sit at ``seat``; None: at any."""
         return self.seats is None or seat is None or seat in self.seats
 
 
@@ -54,7 +46,6 @@ class Line:
 
     @property
     def mode_name(self) -> str:
-        """``pool.mode``, or what took its place."""
         return self._changed_mode or self.config.mode
 
     def use_mode(self, name: str | None) -> None:
@@ -64,7 +55,6 @@ class Line:
         self.temperature = self.config.temperature or default_temperature(self.mode_name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the versions, as plain data for JSON."""
         version, internal, gauss_next = self.random.getstate()
         return {
             "random": [version, list(internal), gauss_next],
@@ -73,7 +63,6 @@ class Line:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict`, with the versions of that time in place."""
         version, internal, gauss_next = state["random"]
         self.random.setstate((version, tuple(internal), gauss_next))
         self.use_mode(state["changed_mode"])

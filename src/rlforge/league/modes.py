@@ -21,20 +21,6 @@ Weights = dict[str, float]
 class PoolView:
     """The pool as a mode sees it.
 
-    Attributes:
-        current: uid of the learner's newest version.
-        past: uids of the other active checkpoints, newest first.
-        newest: of several policies, the newest versions of those that the learner meets; None: its
-            own.
-        fixed: uids of the fixed opponents.
-        temperature: of the softmaxes, above 0.
-        mu: mean rating of a uid.
-        quality: match quality of a uid against the current one, in (0, 1].
-        diversity: expected diversity of the states that a uid leads to, in (0, 1].
-        win_probability: that the learner wins against a uid, in (0, 1); 1/2 without games.
-        payoff: of a uid against another one, in (-1, 1); 0 without games.
-        include_current, weighting, power, lag_range: the keys of ``pool``.
-
     Example:
         >>> view = PoolView(
         ...     current="step-2", past=("step-1",), fixed=("random_legal",), lag_range=(1, 5),
@@ -47,19 +33,23 @@ class PoolView:
         {'step-1': 1.0}
     """
 
-    current: str
-    past: tuple[str, ...]
-    fixed: tuple[str, ...]
+    current: str  #: uid of the learner's newest version
+    past: tuple[str, ...]  #: uids of the other active checkpoints, newest first
+    fixed: tuple[str, ...]  #: uids of the fixed opponents
     lag_range: tuple[int, int]
-    temperature: float
-    mu: Callable[[str], float]
-    quality: Callable[[str], float]
+    temperature: float  #: of the softmaxes, above 0
+    mu: Callable[[str], float]  #: mean rating of a uid
+    quality: Callable[[str], float]  #: match quality of a uid against the current one, in (0, 1]
+    #: expected diversity of the states that a uid leads to, in (0, 1]
     diversity: Callable[[str], float]
+    #: of several policies, the newest versions of those that are met; None: of its own
     newest: tuple[str, ...] | None = None
     include_current: bool = False
     weighting: str = "hard"
     power: float = 2.0
+    #: that the learner wins against a uid, in (0, 1)
     win_probability: Callable[[str], float] = field(default_factory=lambda: lambda uid: 0.5)
+    #: of a uid against another one, in (-1, 1)
     payoff: Callable[[str, str], float] = field(default_factory=lambda: lambda one, other: 0.0)
 
     @property
@@ -145,9 +135,9 @@ def exploration(view: PoolView) -> Weights:
 def prioritized(view: PoolView) -> Weights:
     """In proportion to f(p), p being the learner's probability to win against an opponent.
 
-    Prioritized fictitious self-play of AlphaStar (Vinyals et al. 2019): with weighting ``hard``
-    f(p) = (1 - p)^power, with ``even`` p (1 - p).
+    Weighting ``hard``: f(p) = (1 - p)^power; ``even``: p (1 - p).
     """
+    # Prioritized fictitious self-play of AlphaStar (Vinyals et al. 2019, Methods).
     chances = [view.win_probability(uid) for uid in view.opponents]
     if view.weighting == "even":
         logs = [math.log(chance) + math.log1p(-chance) for chance in chances]

@@ -39,13 +39,12 @@ class Results:
 
     @property
     def win_probability(self) -> float:
-        """(wins + draws / 2 + 1) / (games + 2), in (0, 1)."""
         # Laplace's rule of succession: the prior is one win and one loss.
         return (self.wins + self.draws / 2 + 1) / (self.games + 2)
 
     @property
     def payoff(self) -> float:
-        """(wins - losses) / (games + 2), in (-1, 1): 2 ``win_probability`` - 1."""
+        # In (-1, 1): 2 win_probability - 1.
         return (self.wins - self.losses) / (self.games + 2)
 
     def plus(self, other: Results) -> Results:
@@ -86,12 +85,10 @@ class ResultTable:
                     counts[0 if own > other else 1 if own == other else 2] += 1
 
     def between(self, first: str, second: str) -> Results:
-        """The games of ``first`` against ``second``, as ``first`` sees them."""
         wins, draws, losses = self._rows.get(first, {}).get(second, (0, 0, 0))
         return Results(wins=wins, draws=draws, losses=losses)
 
     def payoff(self, first: str, second: str) -> float:
-        """``Results.payoff``; 0 where they have not met."""
         return self.between(first, second).payoff
 
     def payoff_vectors(self, uids: Sequence[str]) -> Floats:
@@ -107,7 +104,6 @@ class ResultTable:
         return _copied(self._rows)
 
     def load_rows(self, rows: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
-        """Continue from :meth:`rows`."""
         self._rows = _copied(rows)
 
 

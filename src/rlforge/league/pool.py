@@ -50,10 +50,9 @@ class ModelPool:
         """Register the fixed opponents.
 
         Args:
-            cfg: settings of a run with one policy.
-            fixed: its fixed opponents.
+            cfg, fixed: of a run with one policy.
             seed: of the draws.
-            policies: of a run with several, in place of both, by name; the first is the main one.
+            policies: of a run with several, by name, in place of both; the first is the main one.
             budget: of API players, which are not drawn once it is closed.
         """
         self._budget = budget
@@ -272,7 +271,6 @@ class ModelPool:
     def opponents(
         self, count: int, name: str | None = None, seat: int | None = None
     ) -> list[PolicyRef]:
-        """``count`` independent draws by :meth:`weights`."""
         weights = self.weights(name, seat)
         drawn = self._line(name).random.choices(list(weights), list(weights.values()), k=count)
         return [self._policies[uid] for uid in drawn]
@@ -325,7 +323,6 @@ class ModelPool:
     # ------------------------------------------------------------ display and state
 
     def snapshot(self) -> PoolSnapshot:
-        """The pool's contents for display."""
         fixed = {uid for uid, role in self._roles.items() if role == "fixed"}
         playing = self._all_active() | fixed
         ratings, results = self._ratings.ratings(), self._results.rows()
@@ -361,7 +358,6 @@ class ModelPool:
         return run_ladder(results, list(names.values()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the configuration, as plain data for JSON."""
         return {
             "lines": {name: line.state_dict() for name, line in self._lines.items()},
             "policies": to_json([*self._policies.values()]),
@@ -380,7 +376,6 @@ class ModelPool:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where :meth:`state_dict` was taken, random draws included."""
         self._policies = {entry["uid"]: from_json(PolicyRef, entry) for entry in state["policies"]}
         self._roles = dict(state["roles"])
         for line in self._lines.values():

@@ -86,7 +86,6 @@ class RatingTable:
         self._parents[uid] = parent
 
     def rating(self, uid: str) -> Rating:
-        """The rating of ``uid``: its own, or what it inherits."""
         ancestor: str | None = uid
         while ancestor is not None and ancestor not in self._own:
             ancestor = self._parents[ancestor]
@@ -95,7 +94,6 @@ class RatingTable:
         return self._own[uid] if ancestor == uid else self._inherited(self._own[ancestor])
 
     def ratings(self) -> dict[str, Rating]:
-        """The rating of every uid, in order of registration."""
         # One pass: asking for each would walk the whole chain where no version has played.
         nearest: dict[str, Rating] = {}
         table: dict[str, Rating] = {}
@@ -154,7 +152,6 @@ class RatingTable:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the constants, as plain data."""
         return {
             "parents": dict(self._parents),
             "own": {uid: list(rating) for uid, rating in self._own.items()},
@@ -162,7 +159,6 @@ class RatingTable:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from :meth:`state_dict`."""
         self._parents = dict(state["parents"])
         self._own = {uid: Rating(*own) for uid, own in state["own"].items()}
         self.out_of_range = state["out_of_range"]

@@ -1,10 +1,10 @@
-"""Looks at configuration, machine, packages, model, its weights and memory; starts nothing."""
+"""Look at configuration, machine, packages, model, its weights and memory; nothing starts."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from rlforge.kinds import kind_of
 from rlforge.models.catalog import locate
 from rlforge.models.fit import adapter_dropout
 from rlforge.models.load import check_source, local_copy, unfetched
-from rlforge.preflight.fit import Memory, capacity_of, holds_model, in_gib, plan_memory
+from rlforge.preflight.fit import Memory, holds_model, in_gib, memory_on
 from rlforge.preflight.games import game_notes, validate
 from rlforge.preflight.limits import limit_notes
 from rlforge.preflight.model import (
@@ -75,13 +75,13 @@ class Report:
 
     @property
     def healthy(self) -> bool:
-        """Nothing that is known stands in the way."""
+        # Nothing that is known stands in the way.
         unfit = self.memory is not None and self.memory.plan.excess > 0
         return not unfit and all(finding.state != "problem" for finding in self.findings)
 
     @property
     def wrong(self) -> bool:
-        """The configuration, or the model that it names, is wrong; it would be on every machine."""
+        """The configuration, or the model that it names, would be wrong on every machine."""
         wrong = (one.what for one in self.findings if one.state == "problem")
         return not {"configuration", "model"}.isdisjoint(wrong)
 
@@ -92,17 +92,18 @@ def examine(
     gpu_memory_gb: float | None = None,
     check: Callable[..., None] = validate,
 ) -> Report:
-    """Everything about a run that can be known here.
+    """Examine a run as far as it can be known here.
 
-    gpus_there, gpu_memory_gb: plan for a machine of so many GPUs, of so many GiB each, as
-    ``for_machine`` does and raises. That machine has packages, keys and an engine of its own.
-    check: raises ConfigError for a configuration that cannot run; ``keys``: or that this machine
-    lacks something for.
+    Args:
+        composed: its configuration.
+        gpus_there, gpu_memory_gb: of another machine that it is planned for, as of ``for_machine``.
+        check: raises ConfigError for a configuration that cannot run; ``keys``: or for what this
+            machine lacks.
     """
     composed, plain = with_template(composed)
     whole, machine, guess = for_machine(composed.config, gpus_there, gpu_memory_gb)
     config = with_engines_that_start(whole, machine)
-    assumed, cards = not machine.here, machine.cards
+    assumed = not machine.here  # which has packages, keys and an engine of its own
     findings = [
         *_configuration(composed, check, assumed=assumed),
         *(_note("games", note) for note in game_notes(config)),
@@ -119,7 +120,6 @@ def examine(
         tried, engine = engine_tried(config, hardware, machine)
         findings += [_ok("engine", engine)] if engine else []
     findings += _model(composed, assumed=assumed)
-    located = locate(config.model)  # with its shape, now that its configuration is here
     findings += _sampling(config)
     if all(one.state != "problem" for one in findings):
         expected = kind_of(config).forecast(config)
@@ -132,50 +132,52 @@ def examine(
         findings.append(_note("adapter", dropout))
     memory = None
     if hardware is not None and holds_model(config):
-        capacity = capacity_of(hardware, cards)
-        if located.shape is None:
-            findings.append(_note("memory", "not planned: the shape of the model is not known"))
-        elif capacity is None:
-            why = "no GPU memory to read; give --gpu-memory GB"
-            findings.append(_note("memory", f"not planned: {why}"))
-        else:
-            memory = plan_memory(tried, located, hardware, capacity, cards)
-            if tried.engine.name != config.engine.name and not memory.plan.excess:
-                other = named_engine(config, "transformers")
-                findings += _substitute(plan_memory(other, located, hardware, capacity, cards))
-            if assumed and memory.device == "RAM":
-                findings.append(_note("memory", "planned in the RAM of this machine"))
-            # What leaves the card in turns has its place on the host.
-            size, wanted = ram(), memory.plan.on_host
-            detail = f"hardware.alternate moves up to {in_gib(wanted)} to the host"
-            if assumed and wanted:
-                findings.append(_note("RAM", detail))
-            elif wanted > size:
-                findings.append(_problem("RAM", f"{detail}, which has {in_gib(size)}"))
+        memory, more = _memory(config, tried, hardware, machine)
+        findings += more
     return Report(findings=tuple(findings), memory=memory)
 
 
 # ---------------------------------------------------------------- findings
 
 
-def _substitute(memory: Memory) -> Iterator[Finding]:
-    """memory: with the embedded engine, which takes over from vLLM."""
-    if missing := memory.plan.excess:
-        fits = f"; these fit: {' '.join(memory.mend)}" if memory.mend else ""
-        detail = (
-            "the embedded engine, which takes over where the trial of vLLM fails, needs "
-            f"{in_gib(missing)} too much, and so train refuses{fits}; engine=vllm has no trial"
-        )
-        yield _problem("engine", detail)
+def _memory(
+    config: PolicyConfig, tried: PolicyConfig, hardware: HardwareConfig, machine: Machine
+) -> tuple[Memory | None, list[Finding]]:
+    """Plan the memory of ``config`` with the engine that is tried first."""
+    found, located = list[Finding](), locate(config.model)
+    memory = memory_on(machine.cards, tried, located, hardware)
+    if memory is None:
+        unknown = "no GPU memory to read; give --gpu-memory GB"
+        why = unknown if located.shape else "the shape of the model is not known"
+        return None, [_note("memory", f"not planned: {why}")]
+    if tried.engine.name != config.engine.name and not memory.plan.excess:
+        embedded = named_engine(config, "transformers")
+        other = memory_on(machine.cards, embedded, located, hardware)
+        if other is not None and (missing := other.plan.excess):
+            fits = f"; these fit: {' '.join(other.mend)}" if other.mend else ""
+            detail = (
+                "the embedded engine, which takes over where the trial of vLLM fails, needs "
+                f"{in_gib(missing)} too much, and so train refuses{fits}; engine=vllm has no trial"
+            )
+            found.append(_problem("engine", detail))
+    if not machine.here and memory.device == "RAM":
+        found.append(_note("memory", "planned in the RAM of this machine"))
+    # What leaves the card in turns has its place on the host.
+    size, wanted = ram(), memory.plan.on_host
+    detail = f"hardware.alternate moves up to {in_gib(wanted)} to the host"
+    if not machine.here and wanted:
+        found.append(_note("RAM", detail))
+    elif wanted > size:
+        found.append(_problem("RAM", f"{detail}, which has {in_gib(size)}"))
+    return memory, found
 
 
 def _configuration(
     composed: Composed[Any], check: Callable[..., None], *, assumed: bool
 ) -> list[Finding]:
-    """assumed: for another machine, where packages of templates may be that are not here."""
     absent: Mapping[Any, str] = {}
     with contextlib.ExitStack() as stack:
-        if assumed:
+        if assumed:  # packages of templates that are not here may be there
             absent = stack.enter_context(absent_noted())
         try:
             check(composed, keys=not assumed)
@@ -185,12 +187,11 @@ def _configuration(
 
 
 def _machine(hardware: HardwareConfig, machine: Machine) -> list[Finding]:
-    """hardware: has the GPUs of a machine that is not this one."""
     cores = f"{machine.cpus} cores, {in_gib(ram())} of RAM"
     cards = ", ".join(f"{gpu.name} ({in_gib(gpu.memory)})" for gpu in machine.cards)
     unread = f"{machine.gpus} of unknown memory, which nvidia-ml-py reads (extra: gpu)"
     cards = cards or (unread if machine.gpus else "none that the driver shows")
-    if assumed := not machine.here:
+    if assumed := not machine.here:  # then the profile says its GPUs
         number, each = hardware.num_gpus, hardware.memory_gb
         many = "as many as the cluster has" if number is None else str(number or "none")
         cards = f"{many}{f' of {each:.1f} GiB' if each and number else ''}, planned"
@@ -201,7 +202,6 @@ def _machine(hardware: HardwareConfig, machine: Machine) -> list[Finding]:
 
 
 def _hardware(config: PolicyConfig, machine: Machine) -> tuple[HardwareConfig | None, Finding]:
-    """The profile, resolved for the machine."""
     engines, learners = config.engine.num_engines, config.learner.num_learners
     wanted = config.hardware
     try:
@@ -225,10 +225,6 @@ def _gpus_of(number: int, name: str, each: float) -> str:
 def _packages(
     config: PolicyConfig, hardware: HardwareConfig | None, *, assumed: bool
 ) -> list[Finding]:
-    """Packages that the configuration needs beyond those that it is composed by.
-
-    assumed: it is for another machine, which may have what is missing here.
-    """
     wanted = {"torch": "", "transformers": "", "peft": "", "ray": ""}
     if config.model.kind == "smollm2_135m":
         wanted |= dict.fromkeys(("gguf", "accelerate"), "model.kind=smollm2_135m; extra: smollm2")
@@ -257,7 +253,6 @@ def _packages(
 
 
 def _model(composed: Composed[Any], *, assumed: bool) -> list[Finding]:
-    """assumed: the run is for another machine, on which the model may be."""
     config = composed.config
     try:
         check_source(config.model)
@@ -267,7 +262,7 @@ def _model(composed: Composed[Any], *, assumed: bool) -> list[Finding]:
             started = with_start(config)
             problems += [*saved_problems(started), *weight_problems(started)]
     except ConfigError as error:
-        if isinstance(error, ProxyError) and not assumed:
+        if isinstance(error, ProxyError) and not assumed:  # else the model may be there
             raise
         unknown = [_problem("model", text) for text in shape_problems(config)]
         return [*unknown, (_note if assumed else _problem)("model", str(error))]
@@ -285,7 +280,7 @@ def _model(composed: Composed[Any], *, assumed: bool) -> list[Finding]:
 
 
 def _sampling(config: PolicyConfig) -> list[Finding]:
-    """Where what is drawn from is not what is learned."""
+    # What is drawn from is not what is learned.
     engine = config.engine
     filters = {"top_p": (engine.top_p, 1), "top_k": (engine.top_k, 0), "min_p": (engine.min_p, 0)}
     used = [f"engine.{name}={set_to:g}" for name, (set_to, off) in filters.items() if set_to != off]

@@ -1,4 +1,4 @@
-"""A report of ``rlforge doctor`` as tables for a terminal, and as plain values for JSON."""
+"""The report of ``rlforge doctor`` as tables for a terminal, and as plain values for JSON."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ def render(report: Report) -> RenderableType:
 
 
 def to_values(report: Report) -> dict[str, Any]:
-    """The report as JSON values; memory in bytes."""
     memory = report.memory
     values: dict[str, Any] = {
         "healthy": report.healthy,
@@ -69,8 +68,6 @@ def to_values(report: Report) -> dict[str, Any]:
 
 
 class _Findings:
-    """A paragraph each, next to what it is about; paths and ids stay whole."""
-
     def __init__(self, findings: Sequence[Finding]) -> None:
         self._findings = findings
 
@@ -84,7 +81,7 @@ class _Findings:
                 width,
                 initial_indent=head,
                 subsequent_indent=" " * (len(head) if width >= len(head) + _BESIDE else 4),
-                break_long_words=False,
+                break_long_words=False,  # paths and ids stay whole
                 break_on_hyphens=False,
             )
             text = _whole(Text("\n".join(lines or [head.rstrip()])))
@@ -93,7 +90,7 @@ class _Findings:
 
 
 def _needs(memory: Memory) -> Table:
-    """Parts side by side: what both hold first, then what only one does."""
+    """Put the parts side by side: what both hold first, then what only one does."""
     plan = memory.plan
     unit, size = _unit(plan)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
@@ -172,7 +169,6 @@ def _several(number: int, name: str) -> str:
 
 
 def _options(memory: Memory) -> list[Text]:
-    """Keys stay whole, to be copied."""
     unit, size = _unit(memory.plan)
     rows = [("what buys memory, of learner or engine", unit)]
     for option in memory.options:
@@ -181,7 +177,7 @@ def _options(memory: Memory) -> list[Text]:
     width = max(len(key) for key, _ in rows)
     lines = [Text(f"{key:{width}}  {saves:>7}") for key, saves in rows]
     lines[0].stylize("dim")
-    return [_whole(line) for line in lines]
+    return [_whole(line) for line in lines]  # keys are to be copied
 
 
 def _whole(line: Text) -> Text:
@@ -190,7 +186,6 @@ def _whole(line: Text) -> Text:
 
 
 def _unit(plan: Plan) -> tuple[str, int]:
-    """Unit of all tables of a report, and its number of bytes."""
     return ("GiB", GIB) if max(plan.engine.total, plan.learner.total) > 2 * GIB else ("MiB", 2**20)
 
 

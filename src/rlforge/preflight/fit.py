@@ -19,26 +19,19 @@ from rlforge.types import value
 
 @value
 class Memory:
-    """The plan of a run and what would change it. device: ``GPU`` or ``RAM``, whose memory it is.
+    """The plan of a run and what would change it."""
 
-    largest: tokens of the longest pass with which it fits. mend: overrides that make it fit.
-    """
-
-    device: str
+    device: str  #: ``GPU`` or ``RAM``, whose memory it is
     plan: Plan
     options: tuple[Option, ...]
-    largest: int
-    mend: tuple[str, ...]
+    largest: int  #: tokens of the longest pass with which it fits
+    mend: tuple[str, ...]  #: overrides that make it fit
 
 
 def check_fit(config: PolicyConfig, hardware: HardwareConfig, found: tuple[Gpu, ...]) -> None:
-    """Raise ConfigError where a run does not fit the memory of its machine.
-
-    config, hardware: as planned. found: cards of that machine, where they are known. Says nothing
-    where the shape of the model or the memory of the card cannot be known.
-    """
+    """Raise ConfigError where a run, as planned, does not fit the cards ``found``."""
     memory = memory_on(found, config, locate(config.model), hardware)
-    if memory is None or memory.plan.excess == 0:
+    if memory is None or memory.plan.excess == 0:  # None: not known
         return
     plan = memory.plan
     card = max(plan.cards, key=lambda card: plan.need(card) - card.usable)
@@ -58,18 +51,7 @@ def check_fit(config: PolicyConfig, hardware: HardwareConfig, found: tuple[Gpu, 
     )
 
 
-def memory_on(
-    found: tuple[Gpu, ...], config: PolicyConfig, located: Located, hardware: HardwareConfig
-) -> Memory | None:
-    """The plan for a machine with the cards ``found``; None where it cannot or need not be made."""
-    capacity = capacity_of(hardware, found)
-    if located.shape is None or capacity is None or not holds_model(config):
-        return None
-    return plan_memory(config, located, hardware, capacity, found)
-
-
 def holds_model(config: PolicyConfig) -> bool:
-    """Whether a learner or an engine of the run holds its model."""
     kind = kind_of(config)
     return kind.learns or kind.generates
 
@@ -78,35 +60,14 @@ def in_gib(size: int) -> str:
     return f"{size / GIB:.1f} GiB"
 
 
-def capacity_of(hardware: HardwareConfig, found: tuple[Gpu, ...]) -> int | None:
-    """Bytes of the smallest card, or of the machine for a run on the CPU.
-
-    A profile that names its GPUs' memory uses no more of larger ones; smaller ones have what they
-    have. found: empty where others than this machine's are meant.
-    """
-    if hardware.device != "cuda":
-        return ram()
-    sizes = [int(hardware.memory_gb * GIB)] if hardware.memory_gb is not None else []
-    if hardware.ray_address is None:  # else cards of other machines
-        sizes += [gpu.memory for gpu in found]
-    return min(sizes, default=None)
-
-
-def _in_bf16(model: ModelConfig, *, auto: bool) -> bool:
-    """Whether a model is loaded in bfloat16. auto: what ``auto`` chooses."""
-    return model.dtype == "bfloat16" or (model.dtype == "auto" and auto)
-
-
-def plan_memory(
-    config: PolicyConfig,
-    located: Located,
-    hardware: HardwareConfig,
-    capacity: int,
-    found: tuple[Gpu, ...],
-) -> Memory:
-    shape = located.shape
-    assert shape is not None
-    # As rlforge.models.devices decides it: bfloat16 where the GPU computes in it.
+def memory_on(
+    found: tuple[Gpu, ...], config: PolicyConfig, located: Located, hardware: HardwareConfig
+) -> Memory | None:
+    """The plan for a machine with the cards ``found``; None where it cannot or need not be made."""
+    shape, capacity = located.shape, _capacity(hardware, found)
+    if shape is None or capacity is None or not holds_model(config):
+        return None
+    # As rlforge.models.devices decides ``auto``: bfloat16 where the GPU computes in it.
     modern = all(gpu.capability >= 8 for gpu in found)
     auto = hardware.device == "cuda" and modern
     bf16 = _in_bf16(config.model, auto=auto)
@@ -130,3 +91,17 @@ def plan_memory(
         largest=largest_pass(config, lambda changed: not replan(changed).excess),
         mend=mend(config, replan) if plan.excess else (),
     )
+
+
+def _capacity(hardware: HardwareConfig, found: tuple[Gpu, ...]) -> int | None:
+    if hardware.device != "cuda":
+        return ram()
+    # A profile that names its GPUs' memory uses no more of larger ones.
+    sizes = [int(hardware.memory_gb * GIB)] if hardware.memory_gb is not None else []
+    if hardware.ray_address is None:  # else cards of other machines
+        sizes += [gpu.memory for gpu in found]
+    return min(sizes, default=None)
+
+
+def _in_bf16(model: ModelConfig, *, auto: bool) -> bool:
+    return model.dtype == "bfloat16" or (model.dtype == "auto" and auto)

@@ -1,4 +1,4 @@
-"""Checks of a run that plays games across groups, before anything is created."""
+"""Checks of a run that plays games, before anything is created."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from rlforge.config.compose import Composed
 from rlforge.config.games import RewardsConfig
 from rlforge.config.per_policy import of_policy, own_keys, policy_names, trained_seats
 from rlforge.config.plugins import EXTRACTIONS, MEASURES, MODES, OBSERVERS, SOURCES
-from rlforge.config.pool import ApiConfig
 from rlforge.config.schema import GamesConfig, PolicyConfig, RunConfig
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError, RunError, collected, raise_all, refusals
@@ -52,8 +51,7 @@ from rlforge.types import Checkpoint, EnvSpec, GameRecord, GameSpec, PolicyRef
 def validate(composed: Composed[RunConfig], *, keys: bool = True) -> None:
     """Raise ConfigError for impossible values and unknown names, or else for contradictions.
 
-    keys: also ask for the API keys and packages that a run would need; looking at a preset needs
-    none.
+    keys: also ask for the API keys and packages that a run would need.
     """
     raise_all(_run_problems(composed, keys=keys))
 
@@ -86,23 +84,18 @@ def _run_problems(composed: Composed[RunConfig], *, keys: bool) -> Problems:
 
 
 def _game_problems(composed: Composed[RunConfig], trained: int, *, keys: bool) -> Problems:
-    """Contradictions for one policy. trained: seats of a game that are."""
     yield from policy_problems(composed)
     yield from reward_problems(composed)
     yield from lineup_problems(composed, keys=keys)
-    stacks = [*_stack_problems(composed)]
+    stacks: list[ConfigError] = []
+    for stack in ("final", "step", "sampling"):
+        rewards = RewardsConfig(**{stack: getattr(composed.config.rewards, stack)})
+        stacks += composed.trial(f"rewards.{stack}", partial(RewardPipeline, rewards))
     yield from stacks or _algorithm_problems(composed, trained)
     yield from _batch_problems(composed)
 
 
-def _stack_problems(composed: Composed[RunConfig]) -> Problems:
-    for stack in ("final", "step", "sampling"):
-        rewards = RewardsConfig(**{stack: getattr(composed.config.rewards, stack)})
-        yield from composed.trial(f"rewards.{stack}", partial(RewardPipeline, rewards))
-
-
 def _entry_problems(composed: Composed[RunConfig], own: Composed[RunConfig], name: str) -> Problems:
-    """Problems of an entry of ``policies``: the form of prompts, its opponents."""
     entry, config = composed.config.policies[name], own.config
     found: list[ConfigError | str] = []
     if entry.prompt_template is not None:
@@ -135,7 +128,6 @@ def _entry_problems(composed: Composed[RunConfig], own: Composed[RunConfig], nam
 
 
 def lineup_problems(composed: Composed[GamesConfig], *, keys: bool = True) -> Problems:
-    """Environments, opponents and evaluations."""
     config = composed.config
     found = [*_env_problems(composed)]
     yield from found
@@ -157,7 +149,6 @@ def lineup_problems(composed: Composed[GamesConfig], *, keys: bool = True) -> Pr
 
 
 def game_notes(config: PolicyConfig) -> tuple[str, ...]:
-    """Peculiarities of the training games that can be played."""
     notes: dict[str, None] = {}
     for env in () if config.games is None else train_envs(config.games):
         with contextlib.suppress(ConfigError):  # which ``check_lineup`` raises
@@ -172,12 +163,12 @@ _MEND_OF_ALL = (
 
 
 def _mode_problems(composed: Composed[GamesConfig]) -> Problems:
-    """Find the sampling mode, and draw with it once from a pool of one version."""
     settings = composed.config.pool
     unknown = [*name_problems(composed, "pool.mode", settings.mode, MODES)]
     yield from unknown
     if unknown:
         return
+    # A mode of another package shows in a draw what it cannot do.
     pool = ModelPool(settings, [PolicyRef(uid="fixed", kind="scripted")], seed=0)
     pool.add_checkpoint(Checkpoint(uid=step_name(0), version=0, path=None))
     try:
@@ -196,24 +187,19 @@ def opponent_problems(
     keys: bool = True,
     mend: str = "",
 ) -> Problems:
-    """Players among ``names``, the value of ``key``, that cannot play.
+    """Players among ``names``, the value of ``key``, that cannot play in ``envs``.
 
-    keys: also ask for the API keys that they need. mend: the end of the message about a player
-    that cannot play one of ``envs``.
+    keys: also ask for the API keys that they need. mend: ends the message about such an
+    environment.
     """
     for name in names:
         end = ""
         try:
             policy = parse_opponent(name)
-            if policy.kind == "api" and composed.config.strict:
-                raise ConfigError(
-                    f"{name} may answer differently each time, which determinism=strict excludes; "
-                    "leave it out, or set determinism=fast"
-                )
             if policy.kind == "api":
-                _check_price(name, composed.config.pool.api)
-            if keys and policy.kind == "api":
-                check_api(name, composed.config.pool.api)
+                _check_api_player(name, composed.config)
+                if keys:
+                    check_api(name, composed.config.pool.api)
             end = mend
             for env in envs:
                 check_plays(policy, env)
@@ -221,13 +207,17 @@ def opponent_problems(
             yield composed.error(key, f"{error}{end}")
 
 
-def _check_price(name: str, config: ApiConfig) -> None:
-    """Raise ConfigError where ``pool.api.max_cost`` cannot be kept: no one says what is spent."""
-    if config.max_cost is not None and config.prices is None and name.startswith("openai:"):
+def _check_api_player(name: str, config: GamesConfig) -> None:
+    api = config.pool.api
+    if config.strict:
         raise ConfigError(
-            f"{name} does not say what its answers cost, which pool.api.max_cost="
-            f"{config.max_cost:g} counts; set pool.api.prices=[PROMPT,ANSWER], dollars for a "
-            "million tokens"
+            f"{name} may answer differently each time, which determinism=strict excludes; "
+            "leave it out, or set determinism=fast"
+        )
+    if api.max_cost is not None and api.prices is None and name.startswith("openai:"):
+        raise ConfigError(
+            f"{name} does not say what its answers cost, which pool.api.max_cost={api.max_cost:g} "
+            "counts; set pool.api.prices=[PROMPT,ANSWER], dollars for a million tokens"
         )
 
 
@@ -264,10 +254,7 @@ def _env_problems(composed: Composed[GamesConfig]) -> Problems:
 def _template_problems(
     composed: Composed[GamesConfig], key: str, spec: EnvSpec, view: View
 ) -> Problems:
-    """Templates that need what the game, seen first as ``view``, has not: a board, turns.
-
-    Words where the model reads boards, too.
-    """
+    """Find templates that need what the game, seen first as ``view``, has not: a board, turns."""
     prompter = Prompter(None, composed.config.prompts)
     words = not prompter.template(spec.form.template).shows_boards_only
     if words and _reads_boards(composed.config):
@@ -300,16 +287,14 @@ def _template_problems(
 
 
 def _set_by(composed: Composed[GamesConfig], entry: str, name: str, found: str) -> str:
-    """The key of ``found``: of the environment at ``entry``, or of the model."""
+    """The key of ``found``: of the model, or of the environment at ``entry``."""
     return f"model.{name}" if getattr(composed.config.model, name) == found else f"{entry}.{name}"
 
 
 def _reads_boards(config: GamesConfig) -> bool:
-    """Whether the model knows compact boards only, and answers with actions as they are.
-
-    Fine-tuning teaches it other forms.
-    """
+    """Whether the model knows compact boards only, and answers with actions as they are."""
     made = made_model(config.model.kind)
+    # Fine-tuning teaches it other forms.
     taught = kind_of(config).supervised or config.learner.initial_adapter is not None
     return made is not None and made.reads != "text" and not taught
 
@@ -317,7 +302,6 @@ def _reads_boards(config: GamesConfig) -> bool:
 def _extraction_problems(
     composed: Composed[GamesConfig], key: str, spec: EnvSpec, view: View
 ) -> Problems:
-    """An extraction that finds a legal action of ``view`` in no answer of the model."""
     name, legal = spec.form.extraction, view.legal_actions
     write = getattr(EXTRACTIONS.find(name), "write", str)
     # An extraction that does not say how its answers are written cannot be tried.
@@ -345,15 +329,11 @@ def check_history(config: GamesConfig) -> None:
 
 
 def check_room(config: GamesConfig) -> None:
-    """Raise ConfigError where the first prompt of a game leaves no room for an action.
-
-    Prompts and actions are written with the model's tokenizer, which is loaded.
-    """
+    """Raise ConfigError where the first prompt of a game leaves no room for an action."""
     raise_all(_room_problems(config))
 
 
 def _room_problems(config: GamesConfig) -> Problems:
-    """Problems of the first game that has some."""
     folder = local_copy(config.model)
     assert folder is not None, "the model is made or fetched"
     engine, tokenizer = config.engine, load_tokenizer(config.model)
@@ -401,7 +381,7 @@ def _room_problems(config: GamesConfig) -> Problems:
                 f"model {config.model.label} has positions for {known} tokens: "
                 f"{asked}; choose a shorter prompt_template or another model"
             )
-        if found:
+        if found:  # other games have mostly the same
             yield from found
             return
 
@@ -454,7 +434,6 @@ def _evaluation_problems(composed: Composed[GamesConfig]) -> Problems:
 
 
 def _algorithm_problems(composed: Composed[RunConfig], trained: int) -> Problems:
-    """trained: seats of a game that are."""
     config = composed.config
     algorithm = config.algorithm
     if algorithm.whole_games and config.buffer.kind != "episode":
@@ -479,8 +458,8 @@ def _algorithm_problems(composed: Composed[RunConfig], trained: int) -> Problems
 
 
 def _score_problems(composed: Composed[RunConfig]) -> Problems:
-    """Rewards that MaxRL can use."""
     rewards = RewardPipeline(composed.config.rewards)
+    # MaxRL divides by the mean reward.
     divides = getattr(composed.config.algorithm, "advantage", None) == "max_rl"
     for env in train_envs(composed.config) if divides else ():
         won = {player: 1.0 if player == 0 else -1.0 for player in range(env.num_players)}

@@ -15,14 +15,12 @@ from rlforge.rollout.lineup import other_models
 
 
 def limit_notes(composed: Composed[PolicyConfig]) -> Iterator[str]:
-    """Values that cannot be reached, each with the key that is in the way, and what that does.
-
-    Where all that is involved is the default, nothing is said.
-    """
+    """Values that cannot be reached, each with the key that is in the way, and what that does."""
     config, said = composed.config, composed.said
     if not kind_of(config).generates:
         return
 
+    # Where all that is involved is the default, nothing is said.
     def chosen(*keys: str) -> bool:
         return any(composed.origin(key) != composed.rest for key in keys)
 

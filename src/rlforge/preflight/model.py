@@ -1,4 +1,4 @@
-"""Checks of the model, its adapters and opponents: by an empty model and by headers of files.
+"""Checks of the model, its adapters and opponents, by an empty model and by headers of files.
 
 Only ``weight_problems`` reads weights.
 """
@@ -72,13 +72,11 @@ def shape_problems(config: PolicyConfig) -> Iterator[str]:
 
 
 def model_problems(config: PolicyConfig, *, fetch: bool = True) -> Iterator[str]:
-    """Why the model cannot be trained as ``config`` says, or other models cannot play.
+    """Why the model cannot be trained as ``config`` says, or other models (``hf:``) cannot play.
 
-    Of a model that is on the hub only, configuration and tokenizer are fetched; nothing is known of
-    one that this package has still to make. fetch: False leaves out what is to be known of other
-    models (``hf:``) that are not on this machine.
+    fetch: False leaves out what only files that are not on this machine say of other models.
     """
-    if made_model(config.model.kind) is not None:
+    if made_model(config.model.kind) is not None:  # nothing else is known before it is made
         yield from shape_problems(config)
     else:
         yield from _of_empty_model(config)
@@ -94,7 +92,7 @@ def other_problems(config: PolicyConfig, *, fetch: bool = True) -> Iterator[str]
 
 
 def _other_models(config: PolicyConfig) -> Iterator[tuple[str, GamesConfig]]:
-    """The other models that a run meets, each as it plays, with the key that names it."""
+    """Yield the other models that a run meets, each as it plays, with the key that names it."""
     try:
         named = other_models(config)
     except ConfigError:  # names that are wrong, which the checks of the games say
@@ -106,7 +104,7 @@ def _other_models(config: PolicyConfig) -> Iterator[tuple[str, GamesConfig]]:
 def other_model_problems(own: GamesConfig, *, fetch: bool = True) -> Iterator[str]:
     """Why another model (``hf:``) cannot play, as far as its weights do not say.
 
-    own: of ``as_played_by``. fetch: as of ``model_problems``.
+    own: from ``as_played_by``. fetch: as of ``model_problems``.
     """
     name, found = own.model.label, list[str]()
     if (Path(name) / ADAPTER_CONFIG).is_file() and not (Path(name) / MODEL_CONFIG).is_file():
@@ -132,7 +130,7 @@ def other_weight_problems(own: GamesConfig) -> Iterator[str]:
 
 
 def _as_opponent(name: str, problem: str) -> str:
-    """A problem of a model in terms of the opponent ``hf:NAME``, whose settings are ``pool.hf``."""
+    """A problem of a model in terms of ``hf:NAME``, whose settings are those of ``pool.hf``."""
     keys = "|".join(field.name for field in dataclasses.fields(HfConfig))
     text = re.sub(rf"\b(?:model|engine)\.({keys})\b", r"pool.hf.\1", problem)
     text = text.replace("check model.name", "check the folder or the id")
@@ -210,7 +208,6 @@ def saved_policies(config: PolicyConfig) -> dict[str, tuple[PolicyRef, ...]]:
 
 
 def saved_problems(config: PolicyConfig) -> Iterator[str]:
-    """Why a saved policy cannot be continued from, or played against."""
     start = config.learner.initial_adapter
     if start is not None:
         try:
@@ -224,15 +221,13 @@ def saved_problems(config: PolicyConfig) -> Iterator[str]:
 
 
 def weight_problems(config: PolicyConfig) -> Iterator[str]:
-    """Weights that are not finite, or not there, in files of the models and of saved policies.
-
-    Those of a model whose weights are still on the hub are not fetched, and so not read.
-    """
+    """Weights of the models and of saved policies that are not finite, or not there."""
     folders: dict[Path, str] = {}
     made, own = made_model(config.model.kind), local_copy(config.model)
     if own is not None and made is not None:  # it is whole, as it is there
         broken = [*refusals(partial(check_finite, own))]
         yield from (f"{error}; delete {own}, and it is made again" for error in broken)
+    # Weights that are still on the hub are not fetched for this.
     elif own is not None and not unfetched(config.model):
         folders[own] = config.model.place
     for key, policies in saved_policies(config).items():
@@ -243,7 +238,6 @@ def weight_problems(config: PolicyConfig) -> Iterator[str]:
 
 
 def _of_weights(folders: Mapping[Path, str]) -> Iterator[str]:
-    """Weights in these folders, each with what names it, that are not finite or not there."""
     from rlforge.models.empty import empty_model
 
     for folder, named_by in folders.items():
@@ -263,7 +257,6 @@ def _of_weights(folders: Mapping[Path, str]) -> Iterator[str]:
 
 
 def model_notes(config: PolicyConfig) -> Iterator[str]:
-    """Notes on models that can be trained: weights without an adapter, slowness."""
     if made_model(config.model.kind) is None:
         yield from _notes(config)
     for key, own in _other_models(config):

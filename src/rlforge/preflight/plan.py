@@ -1,4 +1,4 @@
-"""The plan of a run: all that starts, decided once from a configuration and a machine.
+"""The plan of a run: what starts, decided once from a configuration and a machine.
 
     configuration, machine ─▶ make_plan ─▶ RunPlan ─▶ rlforge graph, plan.json, actors
 
@@ -36,14 +36,12 @@ from rlforge.types import value
 
 C = TypeVar("C", bound=PolicyConfig)
 
+#: Most cores of a machine on which actors that compute little share a process.
 FEW_CORES = 4
-"""Most cores of a machine on which actors that compute little share a process."""
 
 
 @value
 class Edge:
-    """``source`` hands ``carries`` to ``target``."""
-
     source: str
     target: str
     carries: str
@@ -51,13 +49,7 @@ class Edge:
 
 @value
 class RunPlan(Generic[C]):
-    """Plan of a start; frozen, as are its configurations.
-
-    config: as the actors get it: with the engine that ``auto`` starts and its share of the card,
-    the number of engines that have room, and the adapter that the run starts from. hardware: its
-    profile for the machine. nodes: the parts of the run, in the order in which they start. engine:
-    which one ``auto`` tries, and why; empty where another name is configured. notes: on engines
-    that do not start, and on GPUs that nothing uses.
+    """The plan of a start; frozen, as are its configurations.
 
     Example:
         >>> from rlforge.config.schema import RunConfig
@@ -70,19 +62,17 @@ class RunPlan(Generic[C]):
         ['learner']
     """
 
-    config: C
-    hardware: HardwareConfig
-    nodes: tuple[ActorSpec, ...]
-    engine: str = ""
-    notes: tuple[str, ...] = ()
+    config: C  #: with the engines that start, their share of a card, and the start of the weights
+    hardware: HardwareConfig  #: its profile for the machine
+    nodes: tuple[ActorSpec, ...]  #: the parts of the run, in the order in which they start
+    engine: str = ""  #: which one ``auto`` tries, and why; empty where another name is configured
+    notes: tuple[str, ...] = ()  #: on engines that do not start, and on GPUs that nothing uses
 
     def node(self, name: str) -> ActorSpec:
-        """The part of this name."""
         return next(node for node in self.nodes if node.name == name)
 
     @property
     def edges(self) -> tuple[Edge, ...]:
-        """Edges of the graph: data that the parts hand to each other."""
         return tuple(
             Edge(source=node.name, target=target, carries=carries)
             for node in self.nodes
@@ -91,17 +81,14 @@ class RunPlan(Generic[C]):
 
     @property
     def actor_names(self) -> tuple[str, ...]:
-        """The names of all actors."""
         return tuple(name for node in self.nodes for name in node.actor_names)
 
     @property
     def num_cpus(self) -> float:
-        """CPU cores that all replicas ask for."""
         return sum(node.num_cpus * node.replicas for node in self.nodes)
 
     @property
     def cards(self) -> int:
-        """GPUs on which something computes."""
         return _cards(self.config, self.hardware)
 
 
@@ -110,15 +97,19 @@ def make_plan(
 ) -> RunPlan[C]:
     """The plan of ``config`` on ``machine``; ConfigError where its GPUs do not fit.
 
-    run_dir: of the run, with what it has already: its copy of the start, supervised samples. None:
-    the run is yet to begin. claimed: the profile with the GPUs that the run has claimed.
+    run_dir: of a run that has begun. claimed: the profile with the GPUs that the run has claimed.
     """
     kind = kind_of(config)
     settled = with_engines_that_start(config, machine)
     engines, learners = settled.engine.num_engines, settled.learner.num_learners
     hardware = claimed or resolve_hardware(settled.hardware, machine, engines, learners)
     notes = tuple(gpu_notes(config, settled, hardware, machine))
-    settled, engine = _with_engine(settled, hardware, machine)
+    settled, engine = engine_tried(settled, hardware, machine)
+    settled = _divided(settled, hardware, machine)
+    if engine and settled.engine.name == "vllm":
+        # The engines try vLLM themselves (``rlforge.learner.engine_trial``). Plans of memory count
+        # ``auto`` as the embedded engine, which takes over where the trial fails.
+        settled = named_engine(settled, "auto")
     settled = with_start(settled, run_dir)
     if run_dir is not None:
         settled = kind.counted(settled, run_dir)
@@ -134,9 +125,7 @@ def for_machine(
 ) -> tuple[C, Machine, str | None]:
     """``config`` and the machine that it is planned for, and a note where that is a guess.
 
-    gpus, memory_gb: GPUs of that machine and GiB of each, as ``hardware`` then says; without both
-    it is this machine, or, where a profile wants a GPU and this one has none, one with as many as
-    its actors ask for, which the note says. Raises ConfigError for GPUs on a CPU run.
+    gpus, memory_gb: GPUs of that machine and GiB of each. Raises ConfigError for GPUs on a CPU run.
     """
     hardware, here = config.hardware, detect()
     if memory_gb is not None and not math.isfinite(memory_gb):
@@ -149,6 +138,8 @@ def for_machine(
     actors = with_engines_that_start(config, here)
     asked = actors.learner.num_learners * hardware.learner_gpus
     asked = max(1, math.ceil(asked + actors.engine.num_engines * hardware.engine_gpus))
+    # Without both it is this machine, or, where a profile wants a GPU and this one has none, one
+    # with as many as the actors ask for.
     note, other = None, (gpus, memory_gb) != (None, None)
     if gpus is None and memory_gb is not None:
         gpus = hardware.num_gpus or max(here.gpus, asked)
@@ -169,11 +160,7 @@ def for_machine(
 
 
 def with_engines_that_start(config: C, machine: Machine) -> C:
-    """``config`` with the engines that start on ``machine``; none where nothing is generated.
-
-    Where the machine divides its GPUs, engines beyond ``engine.min_engines`` start only if a GPU is
-    left for each.
-    """
+    """``config`` with the engines that start on ``machine``; none where nothing is generated."""
     engine, hardware = config.engine, config.hardware
     if not kind_of(config).generates:
         none = {"engine.name": "transformers", "engine.num_engines": 0}
@@ -182,6 +169,7 @@ def with_engines_that_start(config: C, machine: Machine) -> C:
     fixed = hardware.learner_gpus or hardware.engine_gpus or hardware.ray_address is not None
     if least is None or fixed:
         return config
+    # Engines beyond the least start only if a GPU is left for each.
     left = 0 if hardware.alternate else _gpus_of(config, machine) - config.learner.num_learners
     number = max(least, min(engine.num_engines, left))
     return with_keys(config, {"engine.num_engines": number})
@@ -232,10 +220,8 @@ def gpu_notes(
 
 
 def _in_hosts(nodes: tuple[ActorSpec, ...], hardware: HardwareConfig) -> tuple[ActorSpec, ...]:
-    """The parts, of which those that hold state share a process where cores are few.
-
-    Games have a process of their own: one that holds the interpreter must not hold the state.
-    """
+    # Parts that hold state share a process where cores are few. Games have one of their own: what
+    # holds the interpreter must not hold the state.
     state = [node for node in nodes if node.actor and node.on_driver_node and not node.num_cpus]
     if hardware.ray_address is not None or (hardware.num_cpus or 0) > FEW_CORES or len(state) < 2:
         return nodes
@@ -247,38 +233,20 @@ def _in_hosts(nodes: tuple[ActorSpec, ...], hardware: HardwareConfig) -> tuple[A
 # ---------------------------------------------------------------- which engine
 
 
-def _with_engine(config: C, hardware: HardwareConfig, machine: Machine) -> tuple[C, str]:
-    """With the engine that ``engine.name=auto`` starts and vLLM's share of a card, and the choice.
-
-    The name stays ``auto`` where the engines themselves try vLLM, with the trial of
-    ``rlforge.learner.engine_trial``; where they cannot it is ``transformers``. Plans of memory
-    count ``auto`` as that: it takes over where the trial fails.
-    """
-    tried, which = engine_tried(config, hardware, machine)
-    divided = _divided(tried, hardware, machine)
-    if which and tried.engine.name == "vllm":
-        divided = named_engine(divided, "auto")
-    return divided, which
-
-
 def engine_tried(config: C, hardware: HardwareConfig, machine: Machine) -> tuple[C, str]:
-    """``config`` with the engine that ``engine.name=auto`` tries first, and which one that is.
-
-    Empty where another name is configured. A machine that is not this one has vLLM where the
-    engines need GPUs.
-    """
+    """``config`` with the engine that ``engine.name=auto`` tries first, and which one that is."""
     if config.engine.name != "auto":
         return config, ""
     wanted = named_engine(config, "vllm")
     if (reason := _not_vllm(wanted, hardware, machine)) is not None:
         return named_engine(config, "transformers"), f"transformers, not vLLM: {reason}"
     trial = f"vLLM {VLLM_VERSION} if it passes a trial at the start, else transformers"
+    # Another machine has vLLM where the engines need GPUs.
     absent = None if machine.here else lacking("cuda")
     return wanted, trial if absent is None else f"{trial}, planned: here {absent}"
 
 
 def named_engine(config: C, name: str) -> C:
-    """``config`` with another ``engine.name``."""
     return with_keys(config, {"engine.name": name})
 
 
@@ -296,10 +264,6 @@ def _not_vllm(config: PolicyConfig, hardware: HardwareConfig, machine: Machine) 
 
 
 def _divided(config: C, hardware: HardwareConfig, machine: Machine) -> C:
-    """``config`` with vLLM's share of its card, where the plan of memory decides it.
-
-    Where the shape of the model or the memory of the card cannot be known, it stays as it is.
-    """
     vllm = config.engine.vllm
     if config.engine.name != "vllm" or vllm.gpu_memory_utilization is not None:
         return config
@@ -315,7 +279,6 @@ def _divided(config: C, hardware: HardwareConfig, machine: Machine) -> C:
 
 
 def with_start(config: C, run_dir: Path | None = None) -> C:
-    """With the folder of the adapter that the run starts from, as ``start_of`` finds it."""
     start = start_of(config, run_dir)
     return config if start is None else with_keys(config, {"learner.initial_adapter": str(start)})
 
@@ -324,7 +287,7 @@ def with_start(config: C, run_dir: Path | None = None) -> C:
 
 
 def as_plain(plan: RunPlan[Any]) -> dict[str, Any]:
-    """The plan as JSON has it: in ``plan.json`` of the run directory, and of ``rlforge graph``."""
+    """The plan as JSON has it, in ``plan.json`` and of ``rlforge graph``."""
     nodes = []
     for spec in plan.nodes:
         node: dict[str, Any] = {"name": spec.name, "kind": spec.name}
@@ -346,12 +309,11 @@ def as_plain(plan: RunPlan[Any]) -> dict[str, Any]:
 
 
 def to_json(plan: RunPlan[Any]) -> str:
-    """``as_plain`` as text."""
     return json.dumps(as_plain(plan), indent=2, default=str)
 
 
 def write_plan(plan: RunPlan[Any], run_dir: Path) -> list[str]:
-    """Write the plan into the run folder, beside those before it; returns lines on what differs."""
+    """Write the plan into the run folder, beside those before it; returns what differs."""
     first = RunPaths(root=run_dir).plan
     earlier = len([*run_dir.glob(f"{first.stem}*.json")])
     path = first.with_stem(f"{first.stem}-{earlier + 1}") if earlier else first
@@ -367,7 +329,6 @@ def write_plan(plan: RunPlan[Any], run_dir: Path) -> list[str]:
 
 
 def to_mermaid(plan: RunPlan[Any]) -> str:
-    """The parts of the run as a Mermaid flowchart."""
     lines = ["flowchart LR"]
     for node in plan.nodes:
         gpus = f", {node.num_gpus:g} GPU" if node.num_gpus else ""
@@ -378,7 +339,7 @@ def to_mermaid(plan: RunPlan[Any]) -> str:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Lines on what differs between two plans, each as ``as_plain``: key, then both values.
+    """Lines on what differs between two plans.
 
     Example:
         >>> one = {"hardware": {"device": "cuda", "threads": None}}
@@ -394,16 +355,13 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
 
 
 def _leaves(tree: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """Values with their dotted keys, those of ``config`` as config.yaml has them.
-
-    Parts of a list go by their name, where they have one.
-    """
     if isinstance(tree, Mapping):
         for key, inside in tree.items():
             whole = f"{at}.{key}" if at else str(key)
+            # Keys of ``config`` are as in config.yaml.
             yield from _leaves(inside, "" if key == "config" else whole)
     elif isinstance(tree, list) and tree and isinstance(tree[0], Mapping) and "name" in tree[0]:
-        for one in tree:
+        for one in tree:  # parts go by their name, as the order may change
             yield from _leaves(one, str(one["name"]))
     else:
         yield at, tree

@@ -1,8 +1,4 @@
-"""Checks of what games, continuous runs and services share, before anything is created.
-
-Each value is judged by its configuration class (``problems``); here are names that a registry
-knows, rules across groups, and what this machine must have.
-"""
+"""Checks that games, continuous runs and services share, before anything is created."""
 
 from __future__ import annotations
 
@@ -32,14 +28,16 @@ C = TypeVar("C", bound=PolicyConfig)
 
 
 def with_template(composed: Composed[C], *, fetch: bool = False) -> tuple[Composed[C], str | None]:
-    """With the prompt template ``default`` for a model that has no chat template, and a note.
+    """The template ``default`` for a model that has no chat template, and a note, or None if it
+    has.
 
-    None: it stays as it is, as where the user chose ``chat``. fetch: also read the tokenizer of a
-    model that is not on this machine. Raises ConfigError where it cannot be loaded.
+    fetch: also read the tokenizer of a model that is not on this machine. Raises ConfigError where
+    it cannot be loaded.
     """
     model, key = composed.config.model, "model.prompt_template"
     typed = parse_overrides(composed.overrides)
     others = tuple(one.input_line or "" for one in typed if key_of(one) != "model")  # an option
+    # A template that the user chose stays, and is refused where it cannot be.
     chosen = dataclasses.replace(composed, overrides=others).origin(key)
     shipped = chosen == "default" or chosen.startswith("conf/")
     if model.prompt_template != "chat" or not shipped or made_model(model.kind) is not None:
@@ -64,7 +62,7 @@ def with_template(composed: Composed[C], *, fetch: bool = False) -> tuple[Compos
 def checked(
     composed: Composed[C], check: Callable[[Composed[C]], None], say: Callable[[str], None]
 ) -> Composed[C]:
-    """The configuration that runs: as ``with_template``, after ``check``; say: takes the note."""
+    """The configuration that runs, from ``with_template`` and ``check``. say: takes the note."""
     result, note = with_template(composed)
     check(result)
     if note is None:
@@ -79,10 +77,10 @@ Problems = Iterator[ConfigError | str]
 
 
 def value_problems(composed: Composed[PolicyConfig]) -> Problems:
-    """Impossible values and unknown names; where there are some, nothing else can be judged."""
     config, model = composed.config, composed.config.model
+    # Each value is judged by its configuration class; here follow names that a registry knows.
     impossible = [composed.error(key, problem) for key, problem in config.problems()]
-    if impossible:
+    if impossible:  # then nothing else can be judged
         yield from impossible
         return
     yield from name_problems(composed, "model.kind", model.kind, MODELS)
@@ -109,19 +107,17 @@ def policy_problems(composed: Composed[PolicyConfig]) -> Problems:
 
 
 def reward_problems(composed: Composed[PolicyConfig]) -> Problems:
-    """The algorithm that learns given answers, where there are rewards."""
-    if composed.config.algorithm.name == "supervised":
+    if composed.config.algorithm.name == "supervised":  # it would learn from no reward
         yield composed.error("algorithm.name", "learns given answers: start it with rlforge sft")
 
 
 def name_problems(composed: Composed[PolicyConfig], key: str, name: str, kind: Kind) -> Problems:
-    """Whether ``name``, the value of ``key``, cannot be chosen."""
     if (problem := kind.problem(name)) is not None:
         yield composed.error(key, problem)
 
 
 def prompt_problems(composed: Composed[PolicyConfig], key: str, name: str) -> Problems:
-    """Whether no template is called ``name``, the value of ``key``."""
+    """The problem of ``name``, the value of ``key``, if no template is called so."""
     own = composed.config.prompts
     if name not in own and (problem := PROMPTS.problem(name)) is not None:
         others = f"; the key prompts has {', '.join(own)}" if own else ""
@@ -131,7 +127,7 @@ def prompt_problems(composed: Composed[PolicyConfig], key: str, name: str) -> Pr
 def reader_problems(
     composed: Composed[PolicyConfig], key: str, subject: Literal["games", "market"], what: str
 ) -> Problems:
-    """Whether the model was made for something else than ``what``.
+    """The problem of a model that was made for something else than ``what``.
 
     key: that chose ``what``, a game or a market. subject: which of both it is.
     """
@@ -150,7 +146,6 @@ def reader_problems(
 def temperature_problems(
     composed: Composed[PolicyConfig], key: str, given: float | None
 ) -> Problems:
-    """Temperatures at which vLLM does not sample."""
     if composed.config.engine.name == "vllm" and not samples_at(given or 0):
         yield composed.error(key, TEMPERATURES)
 

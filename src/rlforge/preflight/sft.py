@@ -1,4 +1,4 @@
-"""Checks of supervised fine-tuning across groups, before anything is created."""
+"""Checks of supervised fine-tuning, before anything is created."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ def _sft_problems(composed: Composed[SftConfig], *, keys: bool) -> Problems:
 
 
 def game_problems(composed: Composed[SftConfig], *, keys: bool) -> Problems:
-    """Problems of the games, and of ``data.players`` in them."""
     # Opponents are met in later evaluations only.
     found = collected(lineup_problems(composed, keys=False))
     yield from found or _player_problems(composed, keys=keys)
@@ -74,13 +73,13 @@ def _player_problems(composed: Composed[SftConfig], *, keys: bool) -> Problems:
 
 
 def _run_problems(composed: Composed[SftConfig], run: Path) -> Problems:
-    """Whether the run has games, of the same model: tokens of another one mean other texts."""
     try:
         theirs = from_yaml(open_run(run).config).model
     except RlforgeError as error:
         yield composed.error("data.run", str(error))
         return
     ours = composed.config.model
+    # Tokens of another model mean other texts.
     if (theirs.kind, theirs.name) != (ours.kind, ours.name):
         yield composed.error(
             "data.run",

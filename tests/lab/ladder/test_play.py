@@ -8,7 +8,7 @@ from rich.console import Console
 
 from rlforge.config.compose import compose, to_yaml
 from rlforge.errors import ConfigError, RlforgeError
-from rlforge.lab.ladder.entrants import Ranked, plan_ladder
+from rlforge.lab.ladder.entrants import plan_ladder
 from rlforge.lab.ladder.play import play_ladder, verify_ladder
 from rlforge.lab.ladder.record import CARD, PAGE, write_card
 from rlforge.lab.ladder.view import show_ladder
@@ -43,7 +43,7 @@ def other(config, tmp_path):
 def test_a_ladder_writes_a_card_that_its_games_confirm(run, tmp_path):
     folder = tmp_path / "ladder"
     against = ["random_legal", "minimax", "base"]
-    plan = plan_ladder([Ranked(path=run, version="step-0")], against=against, games=8)
+    plan = plan_ladder([(run, "step-0")], against=against, games=8)
     asyncio.run(play_ladder(plan, folder, lambda text: None))
 
     card, unknown = verify_ladder(folder / CARD)
@@ -84,7 +84,7 @@ def test_a_ladder_writes_a_card_that_its_games_confirm(run, tmp_path):
 
 def test_an_interrupted_ladder_of_several_runs_keeps_what_was_played(run, other, tmp_path):
     folder = tmp_path / "ladder"
-    runs = [Ranked(path=path, version="step-0") for path in (run, other)]
+    runs = [(path, "step-0") for path in (run, other)]
     plan = plan_ladder(runs, games=2000, precision=0.001)
     assert [one.policy.uid for one in plan.entrants] == ["run:step-0", "other:step-0"]
     with pytest.raises(ConfigError, match=r"several models; name RUN:step-0"):
@@ -109,7 +109,7 @@ def test_an_interrupted_ladder_of_several_runs_keeps_what_was_played(run, other,
 def test_runs_without_a_common_game_of_two_are_refused(run, other):
     config = (run / "config.yaml").read_text()
     (other / "config.yaml").write_text(config.replace("TicTacToe-v0-train", "SimpleTak-v0-train"))
-    both = [Ranked(path=path, version="step-0") for path in (run, other)]
+    both = [(path, "step-0") for path in (run, other)]
 
     with pytest.raises(ConfigError, match="the runs share no game"):
         plan_ladder(both)

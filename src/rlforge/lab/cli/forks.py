@@ -188,7 +188,6 @@ def _heading(record: GameRecord) -> Text:
 
 
 def _results(found: Fork, record: GameRecord) -> Table:
-    """Wins, draws, losses and reward of each player."""
     names = ("player", "policy")
     table = Listing(*names, "won", "draw", "lost", "reward", "in the game", left=names)
     played, env = found.played, record.spec.env
@@ -204,7 +203,6 @@ def _results(found: Fork, record: GameRecord) -> Table:
 
 
 def _actions(taken: dict[str, Estimate], player: int, then: str) -> Table:
-    """Print the policy's action at the turn, and its outcome."""
     reward = f"reward of player {player}"
     table = Listing("action", "games", reward, "", left=["action"], whole=[""])
     for action, each in list(taken.items())[:_MOST_LISTED]:
@@ -216,7 +214,6 @@ def _actions(taken: dict[str, Estimate], player: int, then: str) -> Table:
 
 
 def _values(done: Analysis) -> Table:
-    """A row per turn: the value after it."""
     first = done.moments[0].before
     titles = ("turn", "player", "plays", "value", "", "change")
     table = Listing(*titles, left=["player", "plays"], whole=[""])
@@ -237,7 +234,6 @@ def _values(done: Analysis) -> Table:
 
 
 def _decisive(done: Analysis) -> list[Text]:
-    """A sentence for each decisive turn."""
     lines = []
     for one in done.moments:
         if not one.decisive:
@@ -264,7 +260,7 @@ def _style(one: Moment) -> str:
 
 
 def _bar(each: Estimate, low: float, high: float) -> str:
-    """The interval and the mean on a scale from ``low`` to ``high``."""
+    """Draw the interval and the mean on a scale from ``low`` to ``high``."""
 
     def at(number: float) -> int:
         return round((number - low) / ((high - low) or 1.0) * (_SCALE - 1))
@@ -276,7 +272,7 @@ def _bar(each: Estimate, low: float, high: float) -> str:
 
 
 def _with_interval(each: Estimate) -> str:
-    """The mean and, where it is not known for sure, its interval."""
+    # Some means are known for sure: results, and values by exact play.
     return f"{each.mean:+.2f}" + (f" ± {each.half:.2f}" if each.half else "")
 
 

@@ -14,15 +14,14 @@ from rlforge.errors import ConfigError
 
 
 def _words(text: str) -> list[str]:
-    """The parts between commas."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _split(text: str) -> tuple[Path, str | None]:
-    """A run and the version that is named behind a colon, if one is."""
+    """Divide the name of a run from the version that is named behind a colon."""
     path, colon, version = text.rpartition(":")
     if not colon or Path(text).exists():
-        path, version = text, ""
+        path, version = text, ""  # a folder may have a colon in its name
     run = must_be_run(Path(path))
     assert run is not None
     return run, version or None
@@ -110,13 +109,13 @@ def ladder(
         raise ConfigError(f"--output {output}: it is there already; name a new or empty folder")
     import asyncio
 
-    from rlforge.lab.ladder.entrants import Ranked, plan_ladder
+    from rlforge.lab.ladder.entrants import plan_ladder
     from rlforge.lab.ladder.play import play_ladder
     from rlforge.lab.ladder.record import PAGE
     from rlforge.lab.ladder.view import show_ladder
 
     plan = plan_ladder(
-        [Ranked(path=path, version=version) for path, version in named],
+        named,
         against=_words(against),
         checkpoints=_words(checkpoints),
         env_id=env,

@@ -19,10 +19,7 @@ if TYPE_CHECKING:  # torch
 
 
 class ExactMeasure(Observer):
-    """Lets the learner score the answers to every decision of the games of evaluation.
-
-    Where the configuration asks for it.
-    """
+    """Lets the learner score the answers to every decision of the games of evaluation."""
 
     def __init__(self, context: RunContext[RunConfig]) -> None:
         self._config, self._note = context.config, context.note
@@ -35,7 +32,7 @@ class ExactMeasure(Observer):
         given = self._config, policy, self._envs
         try:
             results: list[ExactResult] = await self._learner.apply(measured, policy.name, *given)
-        except RunError as error:
+        except RunError as error:  # no legal answer: training goes on without a measure
             self._note(f"{checkpoint.uid}: {error}")
             return ()
         return results
@@ -53,7 +50,7 @@ def measured(
     from rlforge.lab.exact.table import Questions
     from rlforge.models.load import load_tokenizer
 
-    if "questions" not in kept:
+    if "questions" not in kept:  # made once in a process
         tokenizer = load_tokenizer(config.model)
         kept["questions"] = [Questions(env, config, tokenizer) for env in envs]
     questions: list[Questions] = kept["questions"]

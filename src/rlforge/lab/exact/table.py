@@ -25,15 +25,15 @@ class Answer:
 
 @value
 class Played:
-    """A policy in a game. illegal, illegal_most: as in ``ExactResult``."""
+    """A policy in a game."""
 
     table: Table
-    illegal: float
+    illegal: float  #: as in ``ExactResult``
     illegal_most: float
 
 
 def measured_game(env: EnvSpec) -> ExactGame:
-    """The tree of ``env``. Raises ConfigError where there is none, or no table can stand for it."""
+    """The tree of ``env``; ConfigError where there is none, or no table can stand for it."""
     if env.source != "openspiel":
         raise ConfigError(
             f"env {env.id!r} is a game of {env.source}: exact measures are for games of OpenSpiel, "
@@ -48,17 +48,11 @@ def measured_game(env: EnvSpec) -> ExactGame:
 
 
 class Questions:
-    """The prompts of play of all decisions of a game, and the answers to them that are legal.
-
-    An action has the probability of the answers that ``LegalTokens`` has for it, divided by that of
-    all legal ones.
-    """
+    """The prompts of play of all decisions of a game, and the answers to them that are legal."""
 
     check = staticmethod(measured_game)
 
     def __init__(self, env: EnvSpec, config: PolicyConfig, tokenizer: Any) -> None:
-        """Raises ConfigError for an environment that has no exact measure, and why."""
-        #: The tree of the game.
         self.game = measured_game(env)
         prompter, legal = Prompter(tokenizer, config.prompts), LegalTokens(config.model, tokenizer)
         #: All answers, in order of decisions and actions.
@@ -73,10 +67,9 @@ class Questions:
                     self.owners.append((decision.key, action))
 
     def table(self, logprobs: Sequence[float]) -> Played:
-        """A policy as a table.
+        """Read a policy off the log-probs of ``answers``, each of all its tokens.
 
-        logprobs: of ``answers``, each of all its tokens. Raises RunError where no legal answer of a
-        decision has a probability above 0.
+        Raises RunError where no legal answer of a decision has a probability above 0.
         """
         mass: dict[str, dict[str, float]] = {}
         for (key, action), logprob in zip(self.owners, logprobs, strict=True):
@@ -89,6 +82,7 @@ class Questions:
                 f"{len(silent)} of {len(totals)} decisions, so that it has no exact measure; play "
                 "it instead, with rlforge eval"
             )
+        # An action has the probability of its answers, divided by that of all legal ones.
         table = {
             key: {action: one / totals[key] for action, one in row.items()}
             for key, row in mass.items()
@@ -97,7 +91,6 @@ class Questions:
         return Played(table=table, illegal=sum(illegal) / len(illegal), illegal_most=max(illegal))
 
     def measure(self, played: Played, policy: PolicyRef) -> ExactResult:
-        """The exact measure of ``policy``, which is ``played`` in the game."""
         found = self.game.exploitability(played.table)
         return ExactResult(
             step=policy.version,

@@ -16,8 +16,8 @@ from rlforge.games.base import View
 from rlforge.games.openspiel import load_game, view_of
 from rlforge.types import Actions, value
 
+#: States of a tree that are visited before a game counts as too large.
 MOST_STATES = 400_000
-"""States of a tree that are visited before a game counts as too large."""
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -36,30 +36,23 @@ class Decision:
 
 @value
 class Exploitability:
-    """How far policies are from a Nash equilibrium.
-
-    values: the mean reward of each seat where all play their policy. gains: what each seat wins
-    above that if it alone plays a best response; all are 0 at an equilibrium.
+    """Distance of policies from a Nash equilibrium.
 
     Example:
         >>> Exploitability(values=(-0.1, 0.1), gains=(0.2, 0.3)).nash_conv
         0.5
     """
 
-    values: tuple[float, ...]
-    gains: tuple[float, ...]
+    values: tuple[float, ...]  #: the mean reward of each seat where all play their policy
+    gains: tuple[float, ...]  #: what each seat wins above that if it alone plays a best response
 
     @property
     def nash_conv(self) -> float:
-        """The sum of the gains (Lanctot et al. 2017, arXiv:1711.00832)."""
-        return sum(self.gains)
+        return sum(self.gains)  # Lanctot et al. 2017, arXiv:1711.00832
 
 
 class ExactGame:
     """The whole tree of a game.
-
-    Where nothing is hidden, a decision is a state, however it was reached; a policy is taken to
-    depend on nothing else. Elsewhere it is an information set.
 
     Example: a uniformly random player of Kuhn poker.
         >>> game = ExactGame("kuhn_poker")
@@ -75,13 +68,11 @@ class ExactGame:
     def __init__(
         self, name: str, most_states: int = MOST_STATES, actions: Actions = "words"
     ) -> None:
-        """Raises ConfigError for no game of OpenSpiel, and where it has more than ``most_states``.
-
-        Histories are counted, or states where nothing is hidden. actions: as ``EnvSpec.actions``.
-        """
         self.name = name
         self._game = load_game(name)
         perfect = pyspiel.GameType.Information.PERFECT_INFORMATION
+        # Where nothing is hidden, a decision is a state, however it was reached; a policy is taken
+        # to depend on nothing else. Elsewhere it is an information set.
         self._open = self._game.get_type().information == perfect
         found: dict[str, Decision] = {}
         # Of each decision, OpenSpiel's numbers of the actions.
@@ -104,15 +95,14 @@ class ExactGame:
         self.decisions = tuple(found[key] for key in sorted(found))
 
     def exploitability(self, table: Table) -> Exploitability:
-        """Exploitability of the joint policy ``table``; an action that it omits has probability 0.
+        """Measure the joint policy ``table``; an action that it omits has probability 0.
 
-        Best responses of OpenSpiel; where nothing is hidden, by induction over the states. Raises
-        ``ValueError`` for a missing decision, an unknown action, or probabilities that do not sum
-        to 1.
+        Raises ValueError for a missing decision, an unknown action, or probabilities that do not
+        sum to 1.
         """
         policy = self._policy(table)
         start, players = self._game.new_initial_state(), range(self._game.num_players())
-        if self._open:
+        if self._open:  # by induction over the states, however they were reached
             best = [_value_of(seat, policy, self.key, responds=True)(start) for seat in players]
             values = [_value_of(seat, policy, self.key, responds=False)(start) for seat in players]
             return _exploitability(values, best)
@@ -125,11 +115,9 @@ class ExactGame:
         return _exploitability(values, best)
 
     def check_mixed(self) -> None:
-        """Raise ConfigError for a game in which mixtures are not measured.
-
-        The equilibrium of a matrix of payoffs is one between its players where they are two and
-        rewards sum to 0. Where nothing is hidden, a table of states cannot stand for a mixture.
-        """
+        """Raise ConfigError for a game in which mixtures are not measured."""
+        # The equilibrium of a matrix of payoffs is one between its players where they are two and
+        # rewards sum to 0. Where nothing is hidden, a table of states cannot stand for a mixture.
         zero_sum = self._game.get_type().utility == pyspiel.GameType.Utility.ZERO_SUM
         if self._open or not zero_sum or self._game.num_players() != 2:
             raise ConfigError(
@@ -138,7 +126,7 @@ class ExactGame:
             )
 
     def payoffs(self, tables: Sequence[Table]) -> Array:
-        """(n, n): mean reward of each table against each, either seat; see ``check_mixed``."""
+        """The mean reward (n, n) of each table against each, at either seat."""
         policies = [_tabular(self._policy(table)) for table in tables]
         start = self._game.new_initial_state()
         first = np.empty((len(tables), len(tables)))
@@ -148,11 +136,7 @@ class ExactGame:
         return payoffs
 
     def mixture(self, tables: Sequence[Table], weights: Sequence[float]) -> Table:
-        """The table that plays as drawing one of ``tables`` before each game by ``weights`` does.
-
-        At a decision each counts by its weight and the probability of its own earlier actions that
-        lead there (Kuhn 1953): with perfect recall they are the same on all ways to it.
-        """
+        """Make a table that plays as drawing one of ``tables`` before each game by ``weights``."""
         policies = [self._policy(table) for table in tables]
         mixed: dict[str, dict[str, float]] = {}
 
@@ -168,6 +152,8 @@ class ExactGame:
             own = reach[player] if any(reach[player]) else tuple(weights)
             row = mixed.setdefault(key, {})
             for name, action in self._numbers[key].items():
+                # Each counts by its weight and the probability of its own earlier actions that lead
+                # here (Kuhn 1953): with perfect recall they are the same on all ways to it.
                 then = tuple(
                     weight * policy[key][action]
                     for weight, policy in zip(own, policies, strict=True)
@@ -182,7 +168,6 @@ class ExactGame:
         return mixed
 
     def _policy(self, table: Table) -> dict[str, dict[int, float]]:
-        """The rows of all decisions, with OpenSpiel's numbers of the actions."""
         policy = {}
         for key in (each.key for each in self.decisions):
             if key not in table:
@@ -196,11 +181,10 @@ class ExactGame:
         return policy
 
     def _states(self) -> Iterator[pyspiel.State]:
-        """Every history of the game; where nothing is hidden every state once."""
         pending, seen = [self._game.new_initial_state()], set[str]()
         while pending:
             state = pending.pop()
-            if self._open:
+            if self._open:  # as many histories lead to one state
                 if (name := self.key(state)) in seen:
                     continue
                 seen.add(name)
@@ -208,7 +192,6 @@ class ExactGame:
             pending += [state.child(action) for action in state.legal_actions()]
 
     def key(self, state: pyspiel.State) -> str:
-        """Key of the decision at ``state``."""
         if self._open:
             return f"{state.current_player()}\n{state}"
         return str(state.information_state_string())
@@ -254,7 +237,6 @@ def _exploitability(values: list[float], best: list[float]) -> Exploitability:
     return Exploitability(values=tuple(values), gains=tuple(max(0.0, gain) for gain in gains))
 
 
-@cache
+@cache  # the tree is walked once in a process
 def exact_game(name: str, actions: Actions) -> ExactGame:
-    """``ExactGame``, whose tree is walked once in a process."""
     return ExactGame(name, actions=actions)

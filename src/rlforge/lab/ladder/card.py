@@ -1,9 +1,7 @@
 """The statistics of a ladder: from its games to its card.
 
-Two games with the same seed and the seats swapped are a pair, and a pair is one unit of evidence:
-its score, the mean of both games for the first member (a win 1, a draw 1/2), is free of the
-advantage of a seat and of the cards dealt. All pairings of members weigh equally, however many
-games each needed.
+Two games with the same seed and the seats swapped are a pair, and a pair is one unit of evidence.
+Its score is the mean of both games for the first member (a win 1, a draw 1/2).
 """
 
 from __future__ import annotations
@@ -45,8 +43,8 @@ from rlforge.league.run_ladder import ELO
 from rlforge.record.game_files import GameIndex
 from rlforge.types import value
 
+#: Pairs that a pairing plays before its interval is looked at again.
 ROUND_PAIRS = 10
-"""Pairs that a pairing plays before its interval is looked at again."""
 
 _POINTS = {"win": 1.0, "draw": 0.5, "loss": 0.0}
 _MOST_GAMES = 1_000_000
@@ -54,36 +52,35 @@ _ERROR, _POWER = 0.05, 0.8
 
 
 def game_id(pairing: int, pair: int, swapped: bool) -> str:
-    """The id of a game. pairing: number among the combinations of members, in their order."""
+    """The id of a game. pairing: number among the combinations of members."""
     return f"ladder-{pairing:04d}-{pair:05d}-{int(swapped)}"
 
 
 @value
 class _Pair:
-    """Two mirrored games: the first member's score, and how much more reward seat 0 got, mean."""
+    """Two mirrored games."""
 
-    score: float
-    first_move: float
+    score: float  #: of the first member, free of the advantage of a seat and of the cards dealt
+    first_move: float  #: how much more reward seat 0 got, mean
     games: tuple[GameIndex, GameIndex]
 
 
 @value
 class _Met:
-    """The games of two members. planned: pairs that were begun, as far as is known."""
+    """The games of two members."""
 
     pairs: tuple[_Pair, ...]
-    planned: int
+    planned: int  #: pairs that were begun, as far as is known
     failed: int
     unpaired: int
 
     @property
     def scores(self) -> list[float]:
-        """Scores of the pairs, in order."""
         return [pair.score for pair in self.pairs]
 
 
 def ending(low: float, high: float, planned: int, rules: LadderRules) -> Ending:
-    """Whether a pairing needs no further games, and why; ``open`` where it does.
+    """Why a pairing needs no further games; ``open`` where it does.
 
     low, high: the confidence sequence of its score. planned: pairs that were begun.
 
@@ -119,8 +116,7 @@ def make_card(
 ) -> LadderCard:
     """The card of ``games`` between ``members``; their order does not matter.
 
-    Intervals come from draws with the seed of ``rules``. Raises RlforgeError for games that are not
-    those of a ladder of these members.
+    Raises RlforgeError for games that are not those of a ladder of these members.
     """
     uids = [member.uid for member in members]
     met = _meetings(games, uids)
@@ -148,7 +144,6 @@ def make_card(
 
 
 def _meetings(games: Sequence[GameIndex], uids: Sequence[str]) -> list[_Met]:
-    """The games of every pairing, in the order of the combinations of ``uids``."""
     pairings = [*combinations(uids, 2)]
     found: dict[tuple[int, int], dict[bool, GameIndex]] = {}
     for game in games:
@@ -170,6 +165,7 @@ def _meetings(games: Sequence[GameIndex], uids: Sequence[str]) -> list[_Met]:
 
 def _met(number: int, found: Mapping[tuple[int, int], Mapping[bool, GameIndex]]) -> _Met:
     own = sorted((pair, sides) for (pairing, pair), sides in found.items() if pairing == number)
+    # A game counts with its mirror game only: alone it would carry the advantage of its seat.
     whole, lost, unpaired = [], 0, 0
     for _, sides in own:
         finished = [game for game in sides.values() if game.error is None]
@@ -221,7 +217,6 @@ def _ratings(
     scores: NDArray[np.float64],
     draws: NDArray[np.float64],
 ) -> tuple[LadderRating, ...]:
-    """The members, the strongest first."""
     elo = ELO * bradley_terry(scores)
     low, high = ELO * strength_intervals(draws)
     nash = np.array(nash_equilibrium(scores - scores.T))
@@ -255,11 +250,11 @@ def _ratings(
 
 
 def _counts(met: Sequence[_Met]) -> Counter[tuple[str, ...]]:
-    """Games by uid and outcome; those that an invalid move ended are apart."""
     counts: Counter[tuple[str, ...]] = Counter()
     for game in (game for each in met for pair in each.pairs for game in pair.games):
         for seat in game.spec.seats:
             outcome = game.spec.env.outcome(game.rewards, seat.player_id)
+            # Games that an invalid move ended are counted apart.
             forfeit = game.invalid_by is not None and outcome != "draw"
             counts[(seat.policy.uid, outcome, *(["forfeit"] if forfeit else []))] += 1
     return counts
@@ -284,15 +279,9 @@ def cycles(
 
 
 def first_move(gaps: Sequence[Sequence[float]]) -> Estimate | None:
-    """Value of the first move: the mean reward of seat 0 minus that of seat 1.
+    """The mean reward of seat 0 minus that of seat 1, over pairings of two pairs and more.
 
-    gaps: of the pairs of each pairing. The mean over pairings, and a t interval with the degrees of
-    freedom of Welch (1947); None without a pairing of two pairs.
-
-    Example:
-        >>> found = first_move([[1.0, 0.0, 1.0, 0.0], [0.5, 0.5, 0.5, 0.5]])
-        >>> found.mean, found.low < 0.5 < found.high
-        (0.5, True)
+    gaps: of the pairs of each pairing.
     """
     known = [np.array(own) for own in gaps if len(own) > 1]
     if not known:
@@ -302,6 +291,7 @@ def first_move(gaps: Sequence[Sequence[float]]) -> Estimate | None:
     variance = float(parts.sum())
     if variance == 0:
         return Estimate(mean=mean, low=mean, high=mean)
+    # A t interval with the degrees of freedom of Welch (1947).
     freedom = variance**2 / sum(
         part**2 / (len(own) - 1) for part, own in zip(parts, known, strict=True)
     )

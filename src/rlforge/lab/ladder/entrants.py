@@ -1,13 +1,12 @@
-"""The members of a ladder: which policies enter, in which game, and the files they are made of."""
+"""Members of a ladder: which policies enter, in which game, and the files they are made of."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rlforge.config.model import ModelConfig
 from rlforge.config.plugins import PLAYERS
@@ -30,16 +29,8 @@ _GAME_RULES = ("source", "num_players", "max_turns", "error_allowance", "actions
 
 
 @value
-class Ranked:
-    """A run on a ladder, or a version of it. version: None, as all runs of the command."""
-
-    path: Path
-    version: str | None = None
-
-
-@value
 class Entrant:
-    """A policy on a ladder. env: the game, as its run asks in it. config: of its run."""
+    """A policy on a ladder, with its game and configuration."""
 
     policy: PolicyRef
     env: EnvSpec
@@ -48,14 +39,12 @@ class Entrant:
 
 @value
 class LadderPlan:
-    """A checked ladder; nothing is started yet."""
-
     entrants: tuple[Entrant, ...]
     rules: LadderRules
 
 
 def plan_ladder(
-    runs: Sequence[Ranked],
+    runs: Sequence[tuple[Path, str | None]],
     *,
     against: Sequence[str] = (),
     checkpoints: Sequence[str] = (LATEST,),
@@ -63,12 +52,15 @@ def plan_ladder(
     games: int = 200,
     precision: float = 0.1,
 ) -> LadderPlan:
-    """The members and rules of a ladder; equal policies enter once.
+    """The members and rules of a ladder, after checks.
 
-    Each run enters ``checkpoints``, or the version that it names. against: opponents as in a
-    configuration, or versions of a single run. env_id: None is the only game of two that all play.
-    games: most per pairing. precision: width of an interval at which a pairing ends. Raises
-    ConfigError for whatever cannot be, CheckpointError for damaged versions.
+    Args:
+        runs: each enters ``checkpoints``, or the version that is named with it.
+        against: opponents as in a configuration, or versions of a single run.
+        checkpoints: versions of each run.
+        env_id: None is the only game of two that all play.
+        games: most per pairing.
+        precision: width of an interval at which a pairing ends.
     """
     if games < 2 or games % 2:
         raise ConfigError(f"--games {games}: must be even and at least 2; seats are swapped")
@@ -76,15 +68,15 @@ def plan_ladder(
         raise ConfigError(f"--precision {precision:g}: must be above 0 and at most 1")
     if not runs:
         raise ConfigError("a ladder needs a run; its opponents play in the run's game")
-    configs = {run.path: read_run(run.path, GamesConfig) for run in runs}
+    configs = {path: read_run(path, GamesConfig) for path, _ in runs}
     envs = _common_env(configs, env_id)
     labels = _labels([*configs])
     entrants = [
-        _entrant(run.path, name, labels[run.path], configs[run.path], envs[run.path])
-        for run in runs
-        for name in ([run.version] if run.version is not None else checkpoints)
+        _entrant(path, name, labels[path], configs[path], envs[path])
+        for path, version in runs
+        for name in ([version] if version is not None else checkpoints)
     ]
-    first = runs[0].path
+    first = runs[0][0]
     models = len({engine_key(config) for config in configs.values()})
     for name in against:
         if is_step_name(name) and len(configs) > 1:
@@ -98,7 +90,13 @@ def plan_ladder(
             raise ConfigError(f"--against {name}: the runs have several models; name {mend}")
         check_plays(policy, envs[first])
         entrants.append(Entrant(policy=policy, env=envs[first], config=configs[first]))
-    members = _distinct(entrants)
+    # Equal policies enter once, under the name of the first.
+    distinct: dict[tuple[str, str | None, str | None], Entrant] = {}
+    for one in entrants:
+        kind, place = one.policy.kind, one.policy.path_or_name
+        model = engine_key(one.config) if kind == "checkpoint" else None
+        distinct.setdefault((kind, place, model), one)
+    members = [*distinct.values()]
     if len(members) < 2:
         [only] = members
         raise ConfigError(
@@ -113,7 +111,6 @@ def plan_ladder(
 
 
 def _common_env(configs: dict[Path, GamesConfig], env_id: str | None) -> dict[Path, EnvSpec]:
-    """The game of the ladder, as each run asks in it."""
     known: dict[Path, dict[str, EnvSpec]] = {}
     for path, config in configs.items():
         known[path] = {env.id: env for env in (*train_envs(config), *eval_envs(config))}
@@ -150,7 +147,7 @@ def _common_env(configs: dict[Path, GamesConfig], env_id: str | None) -> dict[Pa
 
 
 def _labels(paths: Sequence[Path]) -> dict[Path, str]:
-    """Names of runs: the shortest ends of their paths that differ; empty for a single run."""
+    """Name runs by the shortest ends of their paths that differ; empty for a single run."""
     if len(paths) == 1:
         return {paths[0]: ""}
     whole = [path.absolute() for path in paths]
@@ -167,24 +164,13 @@ def _entrant(path: Path, name: str, label: str, config: GamesConfig, env: EnvSpe
     return Entrant(policy=policy, env=env, config=config)
 
 
-def _distinct(entrants: Iterable[Entrant]) -> list[Entrant]:
-    """The first of equal policies; those of the same name must be equal."""
-    found: dict[tuple[Any, ...], Entrant] = {}
-    for one in entrants:
-        policy = one.policy
-        model = engine_key(one.config) if policy.kind == "checkpoint" else None
-        found.setdefault((policy.kind, policy.path_or_name, model), one)
-    return [*found.values()]
-
-
 def engine_key(config: GamesConfig) -> str:
-    """Equal for runs that one engine can play."""
+    """A text that is equal for runs that one engine can play."""
     parts = (config.model, config.engine, config.prompts, config.pool.api, config.eval_temperature)
     return repr((*parts, config.hardware.device))
 
 
 def member_of(entrant: Entrant) -> LadderMember:
-    """Row of a member on the card."""
     policy = entrant.policy
     about = {
         "checkpoint": entrant.config.model.label,
@@ -202,7 +188,7 @@ def member_of(entrant: Entrant) -> LadderMember:
 
 
 def _folder(kind: str, source: str) -> Path | None:
-    """Where the files of a saved policy or another model are; None: it has none here."""
+    """The folder of a saved policy or another model; None: it has none here."""
     if kind == "hf":
         return local_copy(ModelConfig(name=source))
     return Path(source) if kind == "checkpoint" and Path(source).is_dir() else None
@@ -214,7 +200,7 @@ def is_here(kind: str, source: str) -> bool:
 
 
 def files_of(kind: str, source: str | None) -> list[FileHash]:
-    """The files that decide how a policy plays: of a folder, or the code of a scripted player."""
+    """The files that decide how a policy plays."""
     if source is None or kind == "api" or not is_here(kind, source):
         return []
     if (root := _folder(kind, source)) is not None:
@@ -223,7 +209,7 @@ def files_of(kind: str, source: str | None) -> list[FileHash]:
         # A manifest changes when a run adds the state to resume from, which no player reads.
         kept = [(name, path) for name, path in inner if name.parts[0] not in (STATE, MANIFEST)]
         return [FileHash(name=name.as_posix(), sha256=sha256_of(path)) for name, path in kept]
-    code = PLAYERS.find(source)
+    code = PLAYERS.find(source)  # of a scripted player the code decides
     while isinstance(code, partial):
         code = code.func
     try:

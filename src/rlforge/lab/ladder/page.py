@@ -10,7 +10,6 @@ from rlforge.show.report.page import render, write_page
 
 
 def write_ladder_page(target: Path, card: LadderCard) -> Path:
-    """Write the page of ``card`` and return its path."""
     named = [
         (f"{view.letter(place)} {one.uid}", one.elo, one.low, one.high)
         for place, one in enumerate(card.ratings)

@@ -1,4 +1,4 @@
-"""A ladder: every member plays every other in mirrored pairs until the evidence is enough."""
+"""Play a ladder: every member meets every other in mirrored pairs until the evidence is enough."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def play_ladder(
                 left = len({spec.game_id.split("-")[1] for spec in specs})
                 say(f"{len(played)} games played, {left} pairings open")
                 await collector.evaluate(specs, add)
-        finally:
+        finally:  # also of an interrupted ladder
             writer.close()
             card = make_card(index_games(folder), members, plan.rules, versions())
             write_card(folder, card)
@@ -71,7 +71,7 @@ async def play_ladder(
 
 
 def verify_ladder(file: Path) -> tuple[LadderCard, list[str]]:
-    """The card of ``file`` computed again, and what is not here; RlforgeError where it differs."""
+    """Compute the card of ``file`` again, and what is not here; RlforgeError where it differs."""
     card = read_card(file)
     games = index_games(file.parent)
     if not games:
@@ -96,7 +96,6 @@ def verify_ladder(file: Path) -> tuple[LadderCard, list[str]]:
 
 
 def _next_round(plan: LadderPlan, played: Sequence[GameIndex]) -> list[GameSpec]:
-    """The next games of every pairing that is open."""
     pairings = [*combinations(plan.entrants, 2)]
     uids = [one.policy.uid for one in plan.entrants]
     specs = []
@@ -128,7 +127,6 @@ def _spec(
 
 
 def _indexed(record: GameRecord) -> GameIndex:
-    """A game without its turns."""
     return GameIndex(
         spec=record.spec,
         num_turns=len(record.turns),
@@ -144,7 +142,7 @@ def _indexed(record: GameRecord) -> GameIndex:
 async def _answers(
     entrants: Sequence[Entrant], say: Callable[[str], None]
 ) -> AsyncIterator[Callable[[GameSpec], Answer]]:
-    """Engines at the seats of a game: one for all runs of equal settings."""
+    """Yield a function that seats players at a game, with one engine for runs of equal settings."""
     groups: dict[str, list[Entrant]] = {}
     for one in entrants:
         # Players without a model are in the first group, whose engine they do not use.

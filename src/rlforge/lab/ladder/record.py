@@ -1,4 +1,4 @@
-"""The card of a ladder as it is recorded: ``ladder.json``, and where two cards differ."""
+"""The card of a ladder as it is recorded, ``ladder.json``, and where two cards differ."""
 
 from __future__ import annotations
 
@@ -15,53 +15,39 @@ from rlforge.types import PolicyKind, value
 #: Files of a ladder's folder, beside ``games/``.
 CARD, PAGE = "ladder.json", "ladder.html"
 
-#: Relative and absolute difference of two numbers that a sum in another order may make.
+#: Difference of two numbers that a sum in another order may make, relative or absolute.
 ROUNDING = 1e-6
 
+#: Why a pairing ended: its interval excludes 1/2 or is narrow enough, or all games were played.
 Ending = Literal["separated", "precise", "maximum", "open"]
 
 
 @value
 class FileHash:
-    """A file of a member, by its name, and its SHA-256 in hexadecimal."""
-
     name: str
-    sha256: str
+    sha256: str  #: hexadecimal
 
 
 @value
 class LadderMember:
-    """A policy of a ladder. source: its folder, or the name of a scripted player or API model.
-
-    about: its base model, or the version of its package. files: what decides how it plays.
-    """
-
     uid: str
     kind: PolicyKind
-    source: str | None
-    about: str
-    files: tuple[FileHash, ...]
+    source: str | None  #: a folder, or the name of a scripted player or API model
+    about: str  #: its base model, or the version of its package
+    files: tuple[FileHash, ...]  #: what decides how it plays
 
 
 @value
 class LadderRules:
-    """Settings of play. games: most per pairing. precision: width of an interval that ends one."""
-
     env_id: str
     seed: int
-    games: int
-    precision: float
+    games: int  #: most of a pairing
+    precision: float  #: width of an interval that ends a pairing
 
 
 @value
 class LadderPairing:
-    """Two members. Counts and score (a win 1, a draw 1/2) are the first one's, of whole pairs.
-
-    score: None without a pair. low, high: 95 % confidence sequence of its expectation.
-    ended: ``separated`` (the interval excludes 1/2), ``precise`` (it is narrow enough), ``maximum``
-    (all games were played) or ``open`` (interrupted). failed: games without a result.
-    cyclic: the part of the log-odds that no rating explains, positive for the first.
-    """
+    """Two members. Counts and score are the first one's, of whole pairs."""
 
     first: str
     second: str
@@ -69,34 +55,28 @@ class LadderPairing:
     wins: int
     draws: int
     losses: int
-    score: float | None
-    low: float
+    score: float | None  #: None without a pair
+    low: float  #: 95 % confidence sequence of its expectation
     high: float
     ended: Ending
-    failed: int
-    cyclic: float
+    failed: int  #: games without a result
+    cyclic: float  #: log-odds that no rating explains, positive for the first
 
 
 @value
 class LadderRating:
-    """A member in order of strength.
-
-    elo, low, high: Bradley-Terry strength and its 95 % interval in Elo points, relative to the mean
-    of the members. mu, sigma: TrueSkill. nash: its share of the equilibrium nearest to uniform
-    play; nash_score: its expected score against that mixture, at most 1/2.
-    wins, losses: by play; forfeits_won, forfeits_lost: by an invalid move of the loser.
-    """
+    """A member in order of strength."""
 
     uid: str
-    elo: float
-    low: float
+    elo: float  #: Bradley-Terry strength in Elo points, around the mean of the members
+    low: float  #: 95 % interval
     high: float
-    mu: float
+    mu: float  #: TrueSkill
     sigma: float
-    nash: float
-    nash_score: float
-    wins: int
-    forfeits_won: int
+    nash: float  #: its share of the equilibrium nearest to uniform play
+    nash_score: float  #: its expected score against that mixture, at most 1/2
+    wins: int  #: by play
+    forfeits_won: int  #: by an invalid move of the loser
     draws: int
     losses: int
     forfeits_lost: int
@@ -113,44 +93,29 @@ class Estimate:
 
 @value
 class Neighbours:
-    """Two members next to each other by strength.
-
-    score: the stronger one's, of their pairing, drawn towards 1/2 by the prior. games: as many as
-    separate them at 5 % error and 80 % power if that is its expectation; None: above a million.
-    """
-
     stronger: str
     weaker: str
-    score: float
-    games: int | None
+    score: float  #: the stronger one's, drawn towards 1/2 by the prior
+    games: int | None  #: that separate them at 5 % error and 80 % power; None: above a million
 
 
 @value
 class LadderCard:
-    """All that a ladder has measured.
-
-    cyclic_share: of the variance of the log-odds, with the noise taken out; None below three
-    members or where nothing but noise was measured. cyclic_p: of a χ² test that a rating explains
-    all log-odds; small: it does not. first_move: mean reward of seat 0 minus that of seat 1.
-    games: finished ones; unpaired: those whose mirror game is missing, which count nowhere.
-    versions: of Python and the packages.
-    """
-
     rules: LadderRules
     members: tuple[LadderMember, ...]
     pairings: tuple[LadderPairing, ...]
     ratings: tuple[LadderRating, ...]
+    #: of the variance of the log-odds, without noise; None: not measurable
     cyclic_share: Estimate | None
-    cyclic_p: float | None
-    first_move: Estimate | None
+    cyclic_p: float | None  #: of a χ² test that a rating explains all log-odds
+    first_move: Estimate | None  #: mean reward of seat 0 minus that of seat 1
     neighbours: tuple[Neighbours, ...]
-    games: int
-    unpaired: int
-    versions: Mapping[str, Any]
+    games: int  #: finished ones
+    unpaired: int  #: games without their mirror game, which count nowhere
+    versions: Mapping[str, Any]  #: of Python and the packages
 
 
 def write_card(folder: Path, card: LadderCard) -> Path:
-    """Write ``ladder.json`` and return its path."""
     write_json(folder / CARD, to_json(card))
     return folder / CARD
 
@@ -168,7 +133,7 @@ def read_card(file: Path) -> LadderCard:
 
 
 def first_difference(recorded: LadderCard, computed: LadderCard) -> str | None:
-    """Where two cards differ first, and both values in one line; None where they agree."""
+    """The first place where two cards differ, with both values; None where they agree."""
     return _difference("", to_json(recorded), to_json(computed))
 
 
@@ -184,6 +149,7 @@ def _difference(where: str, one: Any, other: Any) -> str | None:
         ]
     else:
         numbers = isinstance(one, int | float) and isinstance(other, int | float)
+        # A sum in another order is another number.
         near = numbers and math.isclose(one, other, rel_tol=ROUNDING, abs_tol=ROUNDING)
         return None if near or one == other else f"{where}: {one} on the page, {other} by its games"
     return next((found for pair in pairs if (found := _difference(*pair)) is not None), None)

@@ -18,15 +18,13 @@ from rlforge.league.run_ladder import most_likely_strengths
 Array = NDArray[np.float64]
 
 #: Pairs won and pairs lost, each, that every pairing is taken to have seen before its first.
-PRIOR = 0.25
+PRIOR = 0.25  # it keeps log-odds finite
 #: Draws of the matrix behind an interval.
 DRAWS = 1000
 
 
 def score_mean(pairs: Sequence[Sequence[float]], members: int) -> Array:
-    """The matrix of mean scores, with the prior of a quarter of a pair won and lost each.
-
-    pairs: in the order of the combinations. The prior keeps log-odds finite.
+    """The matrix of mean scores, with the prior. pairs: in the order of the combinations.
 
     Example:
         >>> score_mean([[1.0, 0.5]], members=2).round(3).tolist()
@@ -40,13 +38,11 @@ def score_mean(pairs: Sequence[Sequence[float]], members: int) -> Array:
 def score_draws(
     pairs: Sequence[Sequence[float]], members: int, *, seed: int, draws: int = DRAWS
 ) -> Array:
-    """Matrices (draws, n, n) that are as likely as the measured one: a bootstrap over pairs.
-
-    The Bayesian bootstrap (Rubin 1981): each pair of a pairing gets a random weight, Dirichlet
-    distributed, with the prior of ``score_mean``; a resampled mean would have no spread where every
-    pair ended alike. K pairs count as K² / (K + 4): so the draws of a mean have the variance of
-    Student's t posterior, s² / K · (K − 1) / (K − 3), and few pairs are not trusted too much.
-    """
+    """Matrices (draws, n, n) that are as likely as the measured one: a bootstrap over pairs."""
+    # The Bayesian bootstrap (Rubin 1981): each pair gets a Dirichlet weight, with the prior. A
+    # resampled mean would have no spread where every pair ended alike. K pairs count as
+    # K² / (K + 4), so that a mean's variance is that of Student's t posterior,
+    # s² / K · (K − 1) / (K − 3), and few pairs are not trusted too much.
     rng = np.random.default_rng(seed)
     columns = []
     for scores in pairs:
@@ -60,7 +56,7 @@ def score_draws(
 
 
 def _matrix(upper: Array, members: int) -> Array:
-    """Score matrices (draws, n, n) from columns (draws, pairings)."""
+    # From (draws, pairings) to (draws, n, n).
     scores = np.full((len(upper), members, members), 0.5)
     for column, (i, j) in enumerate(combinations(range(members), 2)):
         scores[:, i, j], scores[:, j, i] = upper[:, column], 1 - upper[:, column]
@@ -68,18 +64,14 @@ def _matrix(upper: Array, members: int) -> Array:
 
 
 def bradley_terry(scores: Array) -> Array:
-    """Bradley-Terry strengths of score matrices (…, n, n), in log-odds, of mean 0.
+    """Bradley-Terry strengths of score matrices (…, n, n) inside (0, 1), in log-odds, of mean 0.
 
-    The maximum of Σ s_ij log σ(r_i − r_j), where each pairing has weight 1 whatever its number of
-    games; a draw is half a win and half a loss, which is all that the likelihood of Davidson (1970)
-    uses of draws for the strengths when draws are rare or as likely everywhere. In a league that no
-    rating explains it is the nearest one in this sense. Scores are inside (0, 1).
-
-    Example: odds of 3 to 1 are a difference of log 3:
-        >>> r = bradley_terry(np.array([[0.5, 0.75], [0.25, 0.5]]))
-        >>> round(float(np.exp(r[0] - r[1])), 6)
-        3.0
+    The maximum of Σ s_ij log σ(r_i − r_j). In a league that no rating explains it is the nearest
+    one.
     """
+    # Each pairing has weight 1 whatever its number of games. A draw is half a win and half a loss:
+    # the likelihood of Davidson (1970) uses no more of draws for the strengths when they are rare
+    # or as likely everywhere.
     return most_likely_strengths(scores)[0]
 
 
@@ -93,15 +85,14 @@ def strength_intervals(draws: Array, level: float = 0.95) -> Array:
 def cyclic_part(odds: Array) -> Array:
     """Antisymmetric matrices (…, n, n) without the differences of their best rating.
 
-    The combinatorial Hodge decomposition A = grad(r) + rot(A) with r the means of the rows (Jiang,
-    Lim, Yao and Ye 2011; Balduzzi et al. 2018, "Re-evaluating evaluation", section 3): grad(r) is
-    transitive, every row of the rest sums to 0, and both are orthogonal. For log-odds the rest is
-    0 exactly where Bradley-Terry holds.
+    For log-odds the rest is 0 exactly where Bradley-Terry holds.
 
     Example: rock, paper and scissors are nothing but a cycle:
         >>> cyclic_part(np.array([[0.0, 1, -1], [-1, 0, 1], [1, -1, 0]])).astype(int).tolist()
         [[0, 1, -1], [-1, 0, 1], [1, -1, 0]]
     """
+    # The combinatorial Hodge decomposition A = grad(r) + rot(A), both orthogonal (Jiang, Lim, Yao
+    # and Ye 2011; Balduzzi et al. 2018, section 3).
     rating = odds.mean(axis=-1)
     rest: Array = odds - (rating[..., :, None] - rating[..., None, :])
     return rest
@@ -110,10 +101,10 @@ def cyclic_part(odds: Array) -> Array:
 def cyclic_shares(odds: Array, noise: Array) -> Array:
     """Share of the squared log-odds (draws, n, n) that is cyclic, without what noise adds.
 
-    noise: variance of each entry (n, n). It adds 1 − 2/n of itself to the square of the cyclic part
-    and 2/n to that of the transitive part, the shares of their dimensions. NaN where both parts are
-    below the noise.
+    noise: variance of each entry (n, n). NaN where both parts are below the noise.
     """
+    # Noise adds 1 − 2/n of itself to the square of the cyclic part and 2/n to that of the
+    # transitive part, the shares of their dimensions.
     n = odds.shape[-1]
     rest = (cyclic_part(odds) ** 2).sum(axis=(-2, -1))
     whole = (odds**2).sum(axis=(-2, -1))
@@ -128,8 +119,7 @@ def cyclic_shares(odds: Array, noise: Array) -> Array:
 def rating_test(odds: Array, noise: Array) -> float:
     """p-value of the hypothesis that the log-odds (n, n) are differences of a rating.
 
-    The weighted squares that the best rating leaves are χ² with (n − 1)(n − 2) / 2 degrees of
-    freedom if it is true. noise: variance of each entry. n is at least 3.
+    noise: variance of each entry. n is at least 3.
     """
     n = len(odds)
     edges = [*combinations(range(n), 2)]
@@ -139,6 +129,7 @@ def rating_test(odds: Array, noise: Array) -> float:
     weight = 1 / np.sqrt(noise[rows, columns])
     design, measured = gradient * weight[:, None], odds[rows, columns] * weight
     rating, *_ = np.linalg.lstsq(design, measured, rcond=None)
+    # Weighted squares that the best rating leaves are χ², if it is true.
     left = float(((measured - design @ rating) ** 2).sum())
     return float(stats.chi2.sf(left, (n - 1) * (n - 2) // 2))
 
@@ -152,23 +143,14 @@ _TRUNCATION = 0.5
 def confidence_sequence(
     scores: Sequence[float] | NDArray[np.float64], alpha: float = 0.05
 ) -> NDArray[np.float64]:
-    """Intervals of the mean of independent scores in [0, 1], after 0, 1, …, n of them.
+    """Intervals (n + 1, 2) of the mean of independent scores in [0, 1], after 0, 1, …, n of them.
 
-    An ordinary 95 % interval that is looked at after every game misses the truth at some time far
-    more often than in 5 % of cases; these may be looked at all the time, and games stop when they
-    say enough.
-
-    Returns an array (n + 1, 2) of lower and upper bounds; the probability that any of the intervals
-    misses the mean is at most ``alpha``, whatever the distribution. The hedged capital process of
-    Waudby-Smith and Ramdas (2024, "Estimating means of bounded random variables by betting",
-    theorem 3) with its predictable plug-in bets; a candidate for the mean is refused once a gambler
-    who bets against it has 1 / alpha times the capital. Bounds are exact to 0.002, outwards.
-
-    Example:
-        >>> bounds = confidence_sequence([1.0] * 20)
-        >>> bounds[0].tolist(), bool(bounds[20, 0] > 0.5)
-        ([0.0, 1.0], True)
+    The probability that any of them misses the mean is at most ``alpha``, whatever the
+    distribution, so that games may stop when they say enough. Bounds are exact to 0.002, outwards.
     """
+    # The hedged capital process of Waudby-Smith and Ramdas (2024, theorem 3) with its predictable
+    # plug-in bets: a candidate is refused once a gambler against it has 1 / alpha times the
+    # capital. An ordinary interval that is looked at after every game misses far more often.
     x = np.asarray(scores, float)
     count = np.arange(1, len(x) + 1)
     mean = (0.5 + np.cumsum(x)) / (count + 1)

@@ -33,7 +33,7 @@ ABOUT_STRENGTHS = (
 
 
 def letter(place: int) -> str:
-    """A short name of the member at ``place``: A … Z, AA …
+    """A short name of the member at ``place``: A … Z, AA and so on.
 
     Example:
         >>> [letter(place) for place in (0, 25, 26)]
@@ -62,7 +62,6 @@ def meetings(card: LadderCard) -> dict[tuple[str, str], LadderPairing]:
 
 
 def head(card: LadderCard) -> str:
-    """Members, games, and how the pairings ended."""
     endings = Counter(one.ended for one in card.pairings)
     ends = ", ".join(f"{endings[key]} {text}" for key, text in ENDINGS.items() if endings[key])
     failed = sum(one.failed for one in card.pairings)
@@ -82,15 +81,14 @@ def interval(low: float, high: float) -> str:
 
 
 def won_and_lost(rating: LadderRating) -> tuple[str, str]:
-    """Games won and lost: by play, and by an invalid move after a plus sign."""
+    # By play, and after a plus sign by an invalid move.
     pairs = ((rating.wins, rating.forfeits_won), (rating.losses, rating.forfeits_lost))
     won, lost = (f"{play} + {forfeit}" if forfeit else str(play) for play, forfeit in pairs)
     return won, lost
 
 
 def cycle_text(card: LadderCard) -> str | None:
-    """How much of the results no rating explains; None for two members."""
-    if card.cyclic_p is None:
+    if card.cyclic_p is None:  # two members have no cycle
         return None
     share = "not measurable yet"
     if (found := card.cyclic_share) is not None:
@@ -107,7 +105,6 @@ def cycle_text(card: LadderCard) -> str | None:
 
 
 def first_move_text(card: LadderCard) -> str | None:
-    """Line on the value of the first move; None where too few pairs were played."""
     if (worth := card.first_move) is None:
         return None
     low, high = number(worth.low, 3), number(worth.high, 3)
@@ -118,7 +115,6 @@ def first_move_text(card: LadderCard) -> str | None:
 
 
 def neighbour_texts(card: LadderCard) -> Iterator[tuple[str, str, str, str]]:
-    """Stronger and weaker member, score, and games that separate them."""
     for one in card.neighbours:
         games = "above a million" if one.games is None else count(one.games)
         yield one.stronger, one.weaker, percent(one.score), games
@@ -166,6 +162,7 @@ def _strengths(card: LadderCard) -> Table:
 
 def _scores(card: LadderCard, width: int) -> Table:
     uids, met = [one.uid for one in card.ratings], meetings(card)
+    # Where the intervals do not fit, the scores alone do.
     wide = 4 + 11 * len(uids) <= width
     table = Listing("score", *map(letter, range(len(uids))), left=["score"])
     for place, uid in enumerate(uids):

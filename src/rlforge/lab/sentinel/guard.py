@@ -16,17 +16,18 @@ from rlforge.system.checkpoint import checkpoint_version, list_checkpoints, poli
 from rlforge.system.values import from_json, to_json
 from rlforge.types import EvalResult
 
+#: The mode of the pool with the action ``opponents``.
 PAST = "fictitious"
-"""The mode of the pool with the action ``opponents``."""
 
 
 class Guard(Observer):
-    """Gives a run's updates to its sentinel and acts on alarms; of several policies the first's."""
+    """Gives a run's updates to its sentinel and acts on alarms."""
 
     def __init__(self, context: RunContext[RunConfig]) -> None:
         self._config, self._settings = context.config, context.config.sentinel
         self._actors, self._note = context.actors, context.note
         self._checkpoints = context.run_dir / "checkpoints"
+        # Of several policies the first one's.
         self._policy = policy_names(context.config)[0]
         self.sentinel = Sentinel(self._settings)
         self._alarms: list[Alarm] = []
@@ -38,7 +39,6 @@ class Guard(Observer):
             self._alarms += self.sentinel.evaluated(result)
 
     def state_dict(self) -> dict[str, Any]:
-        """The sentinel's state, and the alarms that the next update acts on."""
         return {"sentinel": self.sentinel.state_dict(), "alarms": to_json(self._alarms)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -47,7 +47,7 @@ class Guard(Observer):
 
     async def updated(self, update: Updated) -> None:
         """Judge an update, and do what ``sentinel.actions`` says about all new alarms."""
-        if not update.first:
+        if not update.first:  # of another policy
             return
         result = update.result
         self._alarms += self.sentinel.learned(result.version, result.metrics)
@@ -72,13 +72,15 @@ class Guard(Observer):
         self._alarms = []
 
     def needed(self) -> set[str]:
-        """Versions that a rollback may go to."""
         if "rollback" not in self._settings.actions:
             return set()
+        # Else they would be deleted as old, and a rollback would go further back than it must.
         return {step_name(self._saved_until(good), self._policy) for good in self.sentinel.good()}
 
     async def _act(self, good: int) -> tuple[str | None, list[str]]:
-        """Where the learner went back to, and what was done. good: last update without doubt."""
+        """Return where the learner went back to, and what was done. good: the last version without
+        doubt.
+        """
         actions, learner, back_to, done = self._settings.actions, self._actors.learner, None, []
         if "opponents" in actions:
             await self._actors.pool.use_mode.remote(PAST)
@@ -94,12 +96,11 @@ class Guard(Observer):
         if "smaller_steps" in actions:
             await learner.take_smaller_steps(self._settings.step_factor, self._policy)
             done.append(f"learning rate × {self._settings.step_factor:g}")
-        if done:
+        if done:  # training was changed on purpose: all is learned anew
             self.sentinel.restart()
         return back_to, done
 
     def _saved_until(self, version: int) -> int:
-        """The newest saved version that is not above ``version``; 0 where there is none."""
         saved = [
             checkpoint_version(path)
             for path in list_checkpoints(self._checkpoints)

@@ -1,19 +1,13 @@
 """The sentinel: notices when training collapses, and says which signal changed since when.
 
-Each signal has a test of its own, a cumulative sum of log likelihood ratios (Page 1954): with the
+Each signal has a test of its own, a cumulative sum of log likelihood ratios (Page 1954). With the
 deviation d of an observation from what was expected, its variance s² and the change c that matters,
 
     S ← max(0, S + c / s² (d − c / 2))
 
-and an alarm where S passes log(rarity). The mean number of independent normal observations before a
-false alarm is then at least ``rarity`` (Lorden 1971, "Procedures for reacting to a change in
-distribution", theorem 2). What is expected is one of three:
-
-* ``course``, of signals that change as training goes on (entropy, seat gap, share of turns without
-  an advantage): their exponential average, slow enough for a collapse to stand out from it. The
-  variance is that around it, so that a fast but steady course raises the bar;
-* ``best``, of scores: the best of their exponential average;
-* ``target``, of the score against its own past: one half.
+and an alarm where S passes log(rarity): at most one in ``rarity`` observations is false (Lorden
+1971, theorem 2). Expected is the ``course`` of signals that change as training goes on (their
+exponential average), the ``best`` of it for scores, or, against the own past, the ``target`` 1/2.
 """
 
 from __future__ import annotations
@@ -38,16 +32,6 @@ _LEAST_NOISE = 0.1
 #: Entropies are compared as logarithms of themselves plus this, in nats.
 _NO_ENTROPY = 0.01
 
-# The changes that matter, of signals that ``sentinel.shift`` is not about.
-#: Of ``entropy``, as a factor: 0.5 is half of what it should be.
-ENTROPY_FACTOR = 0.5
-#: Of ``no_advantage``, in shares of turns.
-NO_ADVANTAGE_SHIFT = 0.4
-#: Of ``seat_gap``, in rewards.
-SEAT_SHIFT = 0.5
-#: Of ``exploitability``, in NashConv.
-NASH_CONV_SHIFT = 0.2
-
 
 @value
 class Shift:
@@ -61,25 +45,20 @@ class Shift:
 
 @dataclasses.dataclass
 class _Learned:
-    """State of a test after ``seen`` observations.
-
-    level: the smoothed course; best: the least of them. last: the observation before. variance: of
-    observations around their course. sum: S; since: the step at which it left 0; good: the last
-    step at which it was 0.
-    """
+    """The state of a test after ``seen`` observations."""
 
     seen: int = 0
-    level: float = 0.0
-    variance: float = 0.0
-    last: float = 0.0
-    best: float = 0.0
-    sum: float = 0.0
-    since: int | None = None
-    good: int = 0
+    level: float = 0.0  #: the smoothed course
+    variance: float = 0.0  #: of observations around their course
+    last: float = 0.0  #: the observation before
+    best: float = 0.0  #: the least level
+    sum: float = 0.0  #: S
+    since: int | None = None  #: the step at which S left 0
+    good: int = 0  #: the last step at which S was 0
 
 
 class ShiftTest:
-    """Whether numbers, of which larger ones are worse, have shifted upwards by ``change``.
+    """Tests whether numbers, of which larger ones are worse, have shifted upwards by ``change``.
 
     Example: a score of 0.9 that falls to 0.6, with 200 games each:
         >>> test = ShiftTest("best", change=0.1, rarity=1e5, warmup=1, rate=0.2)
@@ -92,44 +71,37 @@ class ShiftTest:
     def __init__(
         self, expectation: Expectation, *, change: float, rarity: float, warmup: int, rate: float
     ) -> None:
-        """warmup: observations before the first that is judged. rate: weight of a new observation
-        in the smoothed course."""
         self._expectation = expectation
         self._change, self._rate, self._warmup = change, rate, warmup
         self._threshold = math.log(rarity)
         self.restart()
 
     def restart(self) -> None:
-        """Forget all observations."""
-        self._now = _Learned()
+        self.now = _Learned()
 
     def add(self, step: int, observed: float, noise: float = 0.0) -> Shift | None:
-        """Judge one observation, and learn from it; after an alarm all is learned anew.
+        """Judge one observation and learn from it; after an alarm all is learned anew.
 
         step: its update. noise: variance that it is known to have.
         """
-        judged = self._now.seen >= self._warmup
+        judged = self.now.seen >= self._warmup
         if judged and (found := self._judge(step, observed, noise)) is not None:
             self.restart()
             return found
         self._learn(observed)
-        if self._now.since is None:
-            self._now.good = step
+        if self.now.since is None:
+            self.now.good = step
         return None
-
-    @property
-    def good(self) -> int:
-        """The last step at which nothing was in doubt."""
-        return self._now.good
 
     def _expected(self) -> float:
         if self._expectation == "target":
             return 0.5
-        return self._now.best if self._expectation == "best" else self._now.level
+        return self.now.best if self._expectation == "best" else self.now.level
 
     def _judge(self, step: int, observed: float, noise: float) -> Shift | None:
-        now, expected = self._now, self._expected()
+        now, expected = self.now, self._expected()
         least = (_LEAST_NOISE * self._change) ** 2
+        # The variance is that around the course, so that a fast but steady one raises the bar.
         variance = max(noise, now.variance, least)
         gain = self._change / variance * (observed - expected - self._change / 2)
         if self._expectation == "course":
@@ -145,7 +117,7 @@ class ShiftTest:
         return Shift(since=now.since, good=now.good, observed=observed, expected=expected)
 
     def _learn(self, observed: float) -> None:
-        now = self._now
+        now = self.now
         now.seen += 1
         if now.seen == 1:
             now.level = now.last = observed
@@ -161,17 +133,9 @@ class ShiftTest:
         now.last = observed
         now.best = now.level if now.seen == 1 else min(now.best, now.level)
 
-    def state_dict(self) -> dict[str, Any]:
-        """State of the detector as plain data for JSON."""
-        return dataclasses.asdict(self._now)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
-        self._now = _Learned(**state)
-
 
 class Sentinel:
-    """The tests of all watched signals of one run; methods take what happens and return alarms."""
+    """Tests all watched signals of one run; methods take what happens and return alarms."""
 
     def __init__(self, config: SentinelConfig) -> None:
         self._config = config
@@ -180,7 +144,6 @@ class Sentinel:
         self._past = (0, 0.0)
 
     def learned(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
-        """After an update: ``entropy``, ``no_advantage``, and ``seat_gap`` in either direction."""
         alarms = []
         if (entropy := metrics.get("entropy")) is not None:
             worse = -math.log(max(entropy, 0.0) + _NO_ENTROPY)
@@ -188,15 +151,16 @@ class Sentinel:
         if (share := metrics.get("no_advantage_share")) is not None:
             alarms += self._judge(("no_advantage",), step, share)
         if (gap := metrics.get("seat_gap")) is not None:
+            # Either direction is a change for the worse.
             alarms += self._judge(("seat_gap", "up"), step, gap)
             alarms += self._judge(("seat_gap", "down"), step, -gap, lambda x: -x)
         return alarms
 
     def evaluated(self, result: EvalResult) -> list[Alarm]:
-        """After an evaluation: ``score``, if any game was finished."""
         if not result.games:
             return []
         points = result.wins + result.draws / 2
+        # The variance of the mean, with Laplace's prior: it is not 0 where all games were won.
         share = (points + 1) / (result.games + 2)
         return self._judge(
             ("score", f"{result.env_id} against {result.opponent}"),
@@ -207,14 +171,10 @@ class Sentinel:
         )
 
     def measured(self, result: ExactResult) -> list[Alarm]:
-        """After an exact measure: ``exploitability``."""
         return self._judge(("exploitability", result.env_id), result.step, result.nash_conv)
 
     def met_past(self, step: int, games: int, points: float) -> list[Alarm]:
-        """After an update: ``past``, if there are new games.
-
-        games: against earlier versions since the start; points: of the newer version in them.
-        """
+        """Judge games against earlier versions since the start, and the newer one's points."""
         new, won = games - self._past[0], points - self._past[1]
         if new < 1:
             return []
@@ -222,11 +182,10 @@ class Sentinel:
         return self._judge(("past",), step, 1 - won / new, lambda x: 1 - x, noise=0.25 / new)
 
     def good(self) -> set[int]:
-        """For each test the last step at which nothing was in doubt: what to go back to."""
-        return {test.good for test in self._tests.values()}
+        """The last step of each test at which nothing was in doubt: what to go back to."""
+        return {test.now.good for test in self._tests.values()}
 
     def restart(self) -> None:
-        """Learn all anew: training was changed on purpose."""
         for test in self._tests.values():
             test.restart()
 
@@ -240,7 +199,7 @@ class Sentinel:
     ) -> list[Alarm]:
         """Give an observation to the test of ``key``: its signal, and what tells it from others.
 
-        worse: larger is worse; reading: turns such numbers back.
+        worse: larger is worse. reading: turns such numbers back.
         """
         signal = cast("Signal", key[0])
         if signal not in self._config.watch:
@@ -268,11 +227,11 @@ class Sentinel:
             # What is expected of a signal, the change of it that matters, and the rate of its
             # course, which lets fast learning pass (benchmarks/sentinel.py says what is missed).
             kinds: dict[str, tuple[Expectation, float, float]] = {
-                "entropy": ("course", -math.log(ENTROPY_FACTOR), 0.07),
-                "no_advantage": ("course", NO_ADVANTAGE_SHIFT, 0.07),
-                "seat_gap": ("course", SEAT_SHIFT, 0.03),
+                "entropy": ("course", -math.log(0.5), 0.07),  # half of what it should be
+                "no_advantage": ("course", 0.4, 0.07),  # in shares of turns
+                "seat_gap": ("course", 0.5, 0.03),  # in rewards
                 "past": ("target", shift, 1.0),
-                "exploitability": ("best", NASH_CONV_SHIFT, 0.1),
+                "exploitability": ("best", 0.2, 0.1),  # in NashConv
             }
             expectation, change, rate = kinds.get(key[0], ("best", shift, 0.1))
             self._tests[key] = ShiftTest(
@@ -285,15 +244,15 @@ class Sentinel:
         return self._tests[key]
 
     def state_dict(self) -> dict[str, Any]:
-        """All that was learned, as plain data for JSON."""
         return {
             "past": list(self._past),
-            "tests": [[list(key), test.state_dict()] for key, test in self._tests.items()],
+            "tests": [
+                [list(key), dataclasses.asdict(test.now)] for key, test in self._tests.items()
+            ],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
         games, points = state["past"]
         self._past = games, points
         for key, learned in state["tests"]:
-            self._test(tuple(key)).load_state_dict(learned)
+            self._test(tuple(key)).now = _Learned(**learned)

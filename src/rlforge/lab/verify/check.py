@@ -1,4 +1,4 @@
-"""Whether a finished run is what it says: its games, batches and weights, made again and compared.
+"""Checks whether a finished run is what it says: its parts are made again and compared.
 
     chain        each line of digests.jsonl follows from the one before, none is missing
     checkpoints  the files of saved versions are those of their manifests
@@ -10,9 +10,7 @@
     log-probs    the saved adapters give the recorded answers the recorded probabilities
     updates      from a saved state, a batch gives the weights and the optimizer that were noted
 
-That is of games; the kind of a run says what is checked beside chain and checkpoints.
-
-Only files of the run are read. By default part of it is checked, drawn by ``seed``.
+Beside chain and checkpoints the kind of a run says what is checked; these are of games.
 """
 
 from __future__ import annotations
@@ -26,19 +24,20 @@ from typing import Any
 
 from rlforge.buffer.batches import read_batch
 from rlforge.config.per_policy import of_policy, policy_names
-from rlforge.config.roots import read_any
+from rlforge.config.roots import read_any, read_run
+from rlforge.config.schema import RunConfig
 from rlforge.errors import CheckpointError, ConfigError, PromptTooLongError, RlforgeError
 from rlforge.games.base import View
 from rlforge.kinds import kind_of
-from rlforge.lab.verify.recorded import RecordedGames
 from rlforge.record.digests import FILE, broken_at, digest_of_batch, digest_of_games
+from rlforge.record.files import read_jsonl
 from rlforge.record.game_files import index_games, read_games
 from rlforge.record.recorded import Check, Recorded, Say
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.collector import learned_episodes
 from rlforge.rollout.episode import Seats, play_game
 from rlforge.samples import Sample, TrainBatch
-from rlforge.system.checkpoint import read_manifest
+from rlforge.system.checkpoint import is_step_name, read_manifest, step_number
 from rlforge.system.hardware import describe, versions
 from rlforge.types import Completion, GameRecord, Seat, value
 
@@ -48,14 +47,13 @@ _BATCHES, _GAMES = 8, 100
 
 @value
 class Verification:
-    """All checks of a run in order. differs: what computes here is not what computed the run."""
+    """All checks of a run in order."""
 
     checks: tuple[Check, ...]
-    differs: tuple[str, ...]
+    differs: tuple[str, ...]  #: what computes here and is not what computed the run
 
     @property
     def problems(self) -> list[tuple[str, str]]:
-        """Everything that does not agree: name of the check, and what."""
         return [(check.name, problem) for check in self.checks for problem in check.problems]
 
 
@@ -72,8 +70,25 @@ def verify(
     return Verification(checks=checks, differs=tuple(_differences(run.computed)))
 
 
-class VerifiedGames(RecordedGames):
-    """A run of games, whose batches, games, rewards, log-probs and updates are made again."""
+class VerifiedGames(Recorded):
+    """A run of games, with the batches and games that the checks have read."""
+
+    def __init__(self, run_dir: Path, whole: bool, seed: int) -> None:
+        super().__init__(run_dir, whole, seed)
+        self.config = read_run(run_dir, RunConfig)
+        self.batches: dict[int, TrainBatch] = {}
+        self.records: dict[str, GameRecord] = {}
+
+    def made(self) -> int:
+        return max((row["step"] for row in read_jsonl(self.paths.metrics)), default=0)
+
+    def made_in(self, uid: str) -> int:
+        # How often the run had been resumed before it made the version.
+        return int(self.steps.get(step_number(uid), {}).get("part", 0)) if is_step_name(uid) else 0
+
+    def batch_file(self, number: int) -> Path:
+        stem = self.dir / "batches" / f"batch-{number:06d}"
+        return stem.with_suffix(f".{self.config.buffer.save_batches_as[0]}")
 
     def checks(self, say: Say) -> Iterator[Check]:
         yield _batches(self)
@@ -126,7 +141,7 @@ def _checkpoints(run: Recorded) -> Check:
     return Check("checkpoints", "versions", count, count, result, problems)
 
 
-def _batches(run: RecordedGames) -> Check:
+def _batches(run: VerifiedGames) -> Check:
     problems, drawn = [], [n for n, row in run.steps.items() if row.get("batch")]
     if not run.config.buffer.save_batches:
         notes = ["batches were not saved (buffer.save_batches=false)"]
@@ -151,7 +166,7 @@ def _batches(run: RecordedGames) -> Check:
 # ---------------------------------------------------------------- games
 
 
-def _games(run: RecordedGames, say: Say) -> Check:
+def _games(run: VerifiedGames, say: Say) -> Check:
     try:
         ids = [game.spec.game_id for game in index_games(run.dir)]
         of_batches = {sample.origin for batch in run.batches.values() for sample in batch.samples}
@@ -175,8 +190,7 @@ def _games(run: RecordedGames, say: Say) -> Check:
     return Check("games", "games", played, len(ids), result, problems, notes)
 
 
-def _noted_games(run: RecordedGames) -> Iterator[str]:
-    """Yield each update of a strict run whose games do not have the digest that was noted."""
+def _noted_games(run: VerifiedGames) -> Iterator[str]:
     records = iter(run.records.values())  # in the order in which they were recorded
     for row in run.lines:
         games = list(itertools.islice(records, row.get("played", 0)))
@@ -190,8 +204,6 @@ class _OverError(RlforgeError):
 
 
 class _Recorded:
-    """Gives the answers of a seat in ``record`` again, in order."""
-
     def __init__(self, record: GameRecord, seat: Seat) -> None:
         own = (turn.completion for turn in record.turns if turn.player_id == seat.player_id)
         self._answers, self._end_reason = own, record.end_reason
@@ -208,7 +220,7 @@ class _Recorded:
 
 
 async def _replayed(record: GameRecord) -> str | None:
-    """Difference of a game that is played again with its recorded answers; None: there is none."""
+    """The difference of a game that is played again with its recorded answers, if any."""
     if record.error is not None:
         return None
     recorded = Seats({seat.player_id: _Recorded(record, seat) for seat in record.spec.seats})
@@ -217,7 +229,7 @@ async def _replayed(record: GameRecord) -> str | None:
         for what in ("player_id", "observation", "action", "legal", "well_formed"):
             if getattr(then, what) != getattr(now, what):
                 return f"turn {number}: {what} is {getattr(now, what)!r} in play"
-    if record.end_reason == "timeout":
+    if record.end_reason == "timeout":  # time is not played again
         return None
     if again.error is not None:
         return f"it does not end as recorded ({again.error})"
@@ -232,7 +244,7 @@ async def _replayed(record: GameRecord) -> str | None:
 # ---------------------------------------------------------------- rewards
 
 
-def _rewards(run: RecordedGames) -> Check:
+def _rewards(run: VerifiedGames) -> Check:
     problems, notes, checked = list[str](), list[str](), 0
     pipelines = {
         name: RewardPipeline(of_policy(run.config, name).rewards)
@@ -248,7 +260,7 @@ def _rewards(run: RecordedGames) -> Check:
             for sample in episode
         }
         if any(sample.origin not in run.records for sample in batch.samples):
-            continue  # no games were saved, or some are missing, which is said elsewhere
+            continue  # no games were saved, or some are missing, which the check of games says
         checked += 1
         if pipeline.moves:
             notes = ["rewards.final has a state, so only turns and raw rewards are compared"]

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from rlforge.buffer.batches import read_batch
 from rlforge.config.per_policy import policy_names
-from rlforge.config.schema import GamesConfig, RunConfig
+from rlforge.config.schema import GamesConfig
 from rlforge.engines import invariant, whole
 from rlforge.engines.policies import PolicyStore
 from rlforge.engines.sampling import sampling_logprobs
 from rlforge.engines.versions import PolicyKey
-from rlforge.lab.verify.recorded import RecordedGames
+from rlforge.lab.verify.check import VerifiedGames
 from rlforge.learner import make_learners, read_state
 from rlforge.learner.ranks import Ranks
 from rlforge.models.devices import exact_kernels, resolve_device, resolve_dtype
@@ -29,12 +29,11 @@ from rlforge.models.fit import start_of
 from rlforge.models.load import load_base_model
 from rlforge.record.files import read_jsonl
 from rlforge.record.recorded import Check, Say
-from rlforge.samples import TrainBatch
 from rlforge.system.checkpoint import read_manifest, step_name, step_number, write_checkpoint
 from rlforge.types import Completion, Purpose, value
 
+#: Largest difference of a log-prob that rounding explains in a run that is not strict.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.2}
-"""Largest difference of a log-prob that rounding explains in a run without strict determinism."""
 
 #: What is checked by default: answers of each version, stretches of updates, the length of each.
 _MOST_ANSWERS, _STRETCHES, _LENGTH = 100, 2, 2
@@ -45,7 +44,7 @@ _MOST_LOGITS = 2**24
 
 @value
 class Answered:
-    """An answer of a game, and the kind of game, which decides the temperature."""
+    """An answer, and the purpose of its game, which decides the temperature."""
 
     game_id: str
     turn: int
@@ -76,14 +75,12 @@ class Answers:
     def largest_gaps(
         self, path: str | None, answers: Sequence[Answered]
     ) -> Iterator[tuple[Answered, float]]:
-        """Largest difference of a token's log-prob to the record, for each answer with tokens.
-
-        path: None: the base model. NaN where a token could not have been drawn.
-        """
+        """Yield the largest difference of a token's log-prob to the record, by answer."""
         key = PolicyKey(path or "", path)
         self._store.load(key, ())
         model: Any = self._store.use(key)
         vocabulary = model.config.get_text_config().vocab_size
+        # Of similar lengths in a pass, so that few positions are padding.
         ordered = sorted(answers, key=lambda each: len(each.completion.prompt_token_ids))
         longest = max((len(each.completion.token_ids) for each in ordered), default=1)
         rows = max(1, _MOST_LOGITS // (vocabulary * longest))
@@ -100,6 +97,7 @@ class Answers:
         for each, logits in zip(answers, after, strict=True):
             tokens, recorded = each.completion.token_ids, each.completion.logprobs
             logprobs = self._logprobs(logits[longest - len(tokens) :], each.purpose)
+            # NaN where a token could not have been drawn.
             found = logprobs[torch.arange(len(tokens)), torch.tensor(tokens)].cpu()
             yield each, float((found - torch.tensor(recorded)).abs().max())
 
@@ -122,69 +120,58 @@ class Answers:
 
 @value
 class Made:
-    """An update made again. files: SHA-256 of the policy's files as it would be saved, by name."""
+    """An update made again."""
 
     number: int
     digests: Mapping[str, str]
-    files: Mapping[str, str]
+    files: Mapping[str, str]  #: SHA-256 of the policy's files as it would be saved, by name
 
 
-class Updates:
-    """Makes updates of a run again, from its saved states and batches."""
+def remade(run: VerifiedGames, state: Path | None, numbers: Sequence[int]) -> Iterator[Made]:
+    """Make consecutive updates after a saved state again; None: from the start of the run."""
+    config, start = run.config, start_of(run.config, run.dir)
 
-    def __init__(self, config: RunConfig, run_dir: Path, threads: int | None) -> None:
-        """threads: of torch in the run; None leaves them."""
-        self._config, self._device, self._threads = config, config.hardware.device, threads
-        self._start = start_of(config, run_dir)
-        self._checkpoints = run_dir / "checkpoints"
-
-    def after(
-        self, state: Path | None, batches: Iterable[tuple[int, str, TrainBatch]]
-    ) -> Iterator[Made]:
-        """Consecutive updates after a saved state; None: from the start of the run.
-
-        batches: by number of the update and name of the policy.
-        """
-        with self._as_then():
-            device = resolve_device(self._device)
-            learners = make_learners(self._config, device, Ranks(), lambda _: str(self._start))
-            if state is not None:
-                read_state(state, learners)
-                for learner in learners.each():
-                    learner.recall(self._saved)
-        for number, name, batch in batches:
-            with self._as_then():
-                learner = learners.turn(name)
-                learner.version = number - 1
-                digests = learner.update_with_digests(batch).digests
-                with tempfile.TemporaryDirectory() as folder:
-                    path = write_checkpoint(Path(folder), f"step-{number}", learner.save, {})
-                    files = {file: one.sha256 for file, one in read_manifest(path).files.items()}
-            yield Made(number=number, digests=digests, files=files)
-
-    @contextlib.contextmanager
-    def _as_then(self) -> Iterator[None]:
-        """In the block torch computes with the threads and kernels of the run."""
-        exact, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
-        torch.set_num_threads(self._threads or threads)
-        if self._config.strict:
-            exact_kernels()
-        try:
-            yield
-        finally:
-            torch.use_deterministic_algorithms(exact)
-            torch.set_num_threads(threads)
-
-    def _saved(self, uid: str) -> Path | None:
-        path = self._checkpoints / uid
+    def saved(uid: str) -> Path | None:
+        path = run.paths.checkpoints / uid
         return path if path.is_dir() else None
+
+    with _as_then(run):
+        device = resolve_device(config.hardware.device)
+        learners = make_learners(config, device, Ranks(), lambda _: str(start))
+        if state is not None:
+            read_state(state, learners)
+            for learner in learners.each():
+                learner.recall(saved)
+    for number in numbers:
+        batch = run.batches.get(number) or read_batch(run.batch_file(number))
+        with _as_then(run):
+            learner = learners.turn(run.steps[number].get("name", ""))
+            learner.version = number - 1
+            digests = learner.update_with_digests(batch).digests
+            with tempfile.TemporaryDirectory() as folder:
+                path = write_checkpoint(Path(folder), f"step-{number}", learner.save, {})
+                files = {file: one.sha256 for file, one in read_manifest(path).files.items()}
+        yield Made(number=number, digests=digests, files=files)
+
+
+@contextlib.contextmanager
+def _as_then(run: VerifiedGames) -> Iterator[None]:
+    """Let torch compute with the threads and kernels of the run."""
+    exact, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    torch.set_num_threads(run.computed.get("threads") or threads)
+    if run.config.strict:
+        exact_kernels()
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(exact)
+        torch.set_num_threads(threads)
 
 
 # ---------------------------------------------------------------- against the record
 
 
-def check_logprobs(run: RecordedGames, say: Say) -> Check:
-    """Whether the saved adapters give the recorded answers the recorded probabilities."""
+def check_logprobs(run: VerifiedGames, say: Say) -> Check:
     by_version: dict[str, list[Answered]] = defaultdict(list)
     made_again = of_others = 0
     for record in run.records.values():
@@ -213,6 +200,7 @@ def check_logprobs(run: RecordedGames, say: Say) -> Check:
     if of_others:
         notes.append(f"{of_others} answers are of other models (hf:)")
     largest, checked, problems = 0.0, 0, list[str]()
+    # Engines whose rows do not depend on their batch give the same bits.
     allowed = 0.0 if run.config.batch_invariant else TOLERANCE[_dtype(run)]
     scorer = Answers(run.config) if known else None
     for uid, path in known.items():
@@ -220,7 +208,7 @@ def check_logprobs(run: RecordedGames, say: Say) -> Check:
         say(f"log-probs of {uid}")
         for answered, gap in scorer.largest_gaps(path, run.some(by_version[uid], _MOST_ANSWERS)):
             checked += 1
-            if not gap <= allowed:
+            if not gap <= allowed:  # also where it is NaN
                 problems.append(
                     f"game {answered.game_id}, turn {answered.turn}: under {uid} the log-probs of "
                     f"the answer differ by {gap:.2g} from the recorded ones"
@@ -232,13 +220,13 @@ def check_logprobs(run: RecordedGames, say: Say) -> Check:
     )
 
 
-def _dtype(run: RecordedGames) -> str:
+def _dtype(run: VerifiedGames) -> str:
     device = resolve_device(run.config.hardware.device)
     return str(resolve_dtype(run.config.model.dtype, device)).removeprefix("torch.")
 
 
-def _places(run: RecordedGames, uids: Iterable[str]) -> Iterator[tuple[str, str | None]]:
-    """The policies whose weights are saved, each with their place; None: the base model."""
+def _places(run: VerifiedGames, uids: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+    """Yield the policies whose weights are saved, each with their place; None: the base model."""
     starts = {step_name(0, name) for name in policy_names(run.config)}
     for uid in uids:
         if uid in run.folders:
@@ -247,8 +235,7 @@ def _places(run: RecordedGames, uids: Iterable[str]) -> Iterator[tuple[str, str 
             yield uid, None
 
 
-def check_updates(run: RecordedGames, say: Say) -> Check:
-    """Whether saved states and batches give the weights and optimizers that were noted."""
+def check_updates(run: VerifiedGames, say: Say) -> Check:
     problems, notes, checked = list[str](), list[str](), 0
     if run.config.learner.num_learners > 1:
         notes.append("updates of several ranks are not made again")
@@ -259,30 +246,19 @@ def check_updates(run: RecordedGames, say: Say) -> Check:
     for state, numbers in run.some(stretches, _STRETCHES):
         numbers = numbers if run.whole else numbers[:_LENGTH]
         say(f"updates {numbers[0]} to {numbers[-1]}")
-        maker = Updates(run.config, run.dir, run.computed.get("threads"))
-        drawn = (
-            (
-                number,
-                run.steps[number].get("name", ""),
-                run.batches.get(number) or read_batch(run.batch_file(number)),
-            )
-            for number in numbers
-        )
-        for made in maker.after(state, drawn):
+        for made in remade(run, state, numbers):
             checked += 1
             if (problem := _update_problem(run, made)) is not None:
                 problems.append(f"update {made.number}: {problem}")
-                break
+                break  # further ones follow from it
     result = "made again, with the same weights and optimizer"
     return Check("updates", "updates", checked, total, result, problems, notes)
 
 
-def _stretches(run: RecordedGames) -> Iterator[tuple[Path | None, list[int]]]:
-    """Consecutive updates that can be made again, with the saved state before them.
-
-    A stretch ends where something else changed the weights: a policy that began anew, or what the
-    sentinel did.
-    """
+def _stretches(run: VerifiedGames) -> Iterator[tuple[Path | None, list[int]]]:
+    """Yield consecutive updates that can be made again, with the saved state before them."""
+    # A stretch ends where something else changed the weights: a policy that began anew, or what the
+    # sentinel did.
     changed = {row["step"] for row in read_jsonl(run.paths.sentinel) if row.get("actions")}
     states = {
         step_number(name): path
@@ -301,7 +277,7 @@ def _stretches(run: RecordedGames) -> Iterator[tuple[Path | None, list[int]]]:
             yield states.get(start), numbers
 
 
-def _update_problem(run: RecordedGames, made: Made) -> str | None:
+def _update_problem(run: VerifiedGames, made: Made) -> str | None:
     row = run.steps[made.number]
     for part, what in (
         ("policy_before", "the weights before it are"),

@@ -1,9 +1,8 @@
 """Memory of a learner and of an engine, part by part, from the shape of the model.
 
 What a pass keeps and works with is one coefficient for each kind of layer, in numbers for each
-position and unit of the layer's width. They are fitted to the tensors that the learner's real
-passes hold (``tests/preflight/memory/test_needs.py``) and to peaks of a card
-(``benchmarks/results/memory.json``).
+position and unit of the layer's width. They are fitted to the tensors of real passes and to peaks
+of a card (``benchmarks/results/memory.json``).
 """
 
 from __future__ import annotations
@@ -26,32 +25,26 @@ class Need(dict[str, int]):
 
     @property
     def total(self) -> int:
-        """Bytes of all parts."""
         return sum(self.values())
 
     def only(self, *names: str) -> Need:
-        """The parts of these names."""
         return Need({name: size for name, size in self.items() if name in names})
 
 
 @value
 class Coefficients:
-    """Numbers that a decoder layer keeps for its backward pass, per position and unit of width.
+    """Numbers that a decoder layer keeps for its backward pass, per position and unit of width."""
 
-    hidden: norms, and the inputs of both modules. attention: queries, keys, values and output.
-    head_norms: more of these, where they are normalised. feed_forward: gate, up and their product.
-    """
-
-    hidden: int
-    attention: int
-    head_norms: int
-    feed_forward: int
+    hidden: int  #: norms, and the inputs of both modules
+    attention: int  #: queries, keys, values and output
+    head_norms: int  #: more of these, where they are normalised
+    feed_forward: int  #: gate, up and their product
 
 
 ADAPTED = Coefficients(hidden=4, attention=2, head_norms=1, feed_forward=4)
-#: Float32 weights under autocast: each linear layer keeps a copy of its input in bfloat16.
+# Float32 weights under autocast: each linear layer keeps a copy of its input in bfloat16.
 AUTOCAST = Coefficients(hidden=9, attention=2, head_norms=3, feed_forward=4)
-#: Each adapter drops numbers of its own copy of the input, and keeps the mask.
+# Each adapter drops numbers of its own copy of the input, and keeps the mask.
 DROPPED = Coefficients(hidden=12, attention=3, head_norms=1, feed_forward=5)
 
 #: The same numbers while the gradient of one layer is computed, of the feed-forward and the stream.
@@ -62,53 +55,40 @@ AROUND_LAST_NORM = 5
 
 @value
 class LearnerJob:
-    """One forward and backward pass and its model.
-
-    tokens: positions computed. answers: positions whose log-probs are taken. lora: None trains
-    every weight. bf16: the model was loaded in bfloat16. layer_checkpoints and module_checkpoints:
-    ``gradient_checkpointing`` and ``activation_checkpointing``. reference: a frozen copy of the
-    model is held too. fp32_head, entropy: as configured. ranks: among which weights are divided.
-    """
+    """One forward and backward pass and its model."""
 
     shape: ModelShape
-    lora: LoraConfig | None
-    tokens: int
-    answers: int
-    bf16: bool
-    layer_checkpoints: bool = False
-    module_checkpoints: bool = False
-    reference: bool = False
+    lora: LoraConfig | None  #: None trains every weight
+    tokens: int  #: positions computed
+    answers: int  #: positions whose log-probs are taken
+    bf16: bool  #: the model was loaded in bfloat16
+    layer_checkpoints: bool = False  #: ``gradient_checkpointing``
+    module_checkpoints: bool = False  #: ``activation_checkpointing``
+    reference: bool = False  #: a frozen copy of the model is held, too
     fp32_head: bool = False
     entropy: bool = False
-    ranks: int = 1
+    ranks: int = 1  #: among which weights are divided
 
     @property
     def number(self) -> int:
-        """Bytes of a number in the layers' products."""
         return 2 if self.bf16 else 4
 
     @property
     def head_number(self) -> int:
-        """Bytes of a number in the head's product."""
         return 4 if self.fp32_head else self.number
 
     @property
     def autocast(self) -> bool:
-        """Whether layers compute in bfloat16 with float32 weights.
-
-        All trained weights are float32, but gathered in bfloat16 where ranks divide them
-        (``rlforge.learner.sharding``).
-        """
+        """Whether layers compute in bfloat16 with float32 weights."""
+        # Trained weights are float32, but ranks gather them in bfloat16.
         return self.bf16 and self.lora is None and self.ranks == 1
 
     @property
     def trained(self) -> int:
-        """Number of trained parameters."""
         shape, lora = self.shape, self.lora
         return shape.parameters if lora is None else shape.adapter_parameters(lora)
 
     def adapts(self, *names: str) -> bool:
-        """Whether one of the linear layers ``names`` is trained."""
         return self.lora is None or not self.shape.adapted(self.lora).keys().isdisjoint(names)
 
 
@@ -151,11 +131,9 @@ def learner_need(job: LearnerJob, process: int, versions: int = 0, policies: int
 
 
 def kept_bytes(job: LearnerJob) -> int:
-    """All decoder layers keep this for the backward pass.
-
-    With ``gradient_checkpointing`` a layer keeps its input, with ``activation_checkpointing`` the
-    inputs of two norms and two modules, with both its input and that of its attention.
-    """
+    """All decoder layers keep this for the backward pass."""
+    # ``gradient_checkpointing`` keeps a layer's input, ``activation_checkpointing`` the inputs of
+    # two norms and two modules, both together the input of the layer and that of its attention.
     inputs = {(True, False): 1, (True, True): 2, (False, True): 4}
     stream = (4 if job.autocast else job.number) * job.shape.hidden
     if each := inputs.get((job.layer_checkpoints, job.module_checkpoints)):
@@ -185,16 +163,13 @@ def layer_bytes(job: LearnerJob, *, attention: bool = True) -> int:
 
 
 def made_bytes(job: LearnerJob) -> int:
-    """Weights that a pass makes for one layer and keeps, for any number of tokens.
-
-    Autocast copies float32 weights to bfloat16, adapters or all; in float32 adapters of small
-    layers are merged (``rlforge.learner.kernels``).
-    """
+    """Weights that a pass makes for one layer and keeps, for any number of tokens."""
     shape, lora = job.shape, job.lora
-    if lora is None:
+    if lora is None:  # autocast copies float32 weights to bfloat16
         return 2 * shape.linear_parameters // shape.layers if job.autocast else 0
     if job.bf16:
         return 2 * job.trained // shape.layers
+    # In float32 adapters of small layers are merged (``rlforge.learner.kernels``).
     return sum(4 * math.prod(shape.linears[name]) for name in merged(job, lora))
 
 
@@ -209,13 +184,10 @@ def merged(job: LearnerJob, lora: LoraConfig) -> list[str]:
 
 
 def logits_bytes(job: LearnerJob) -> int:
-    """One chunk of logits (``rlforge.learner.logprobs``): float32, and the same in log-sum-exp.
-
-    Entropy is one copy more; so are an adapted head's outputs before they are float32.
-    """
-    each = 12 if job.entropy else 8
+    """One chunk of logits (``rlforge.learner.logprobs``)."""
+    each = 12 if job.entropy else 8  # float32, the same in log-sum-exp, and a copy for entropy
     if job.lora is not None and job.adapts("lm_head"):
-        each = 8 + job.head_number
+        each = 8 + job.head_number  # outputs before they are float32
     return min(job.answers, max(1, MAX_LOGITS // job.shape.vocab)) * job.shape.vocab * each
 
 
@@ -227,11 +199,7 @@ def head_bytes(job: LearnerJob) -> int:
 
 
 def workspace_bytes(job: LearnerJob) -> int:
-    """Most bytes besides those that are kept: at the head, or in the last layer's backward pass.
-
-    Checkpoints compute a layer again, or one module at a time, of which the feed-forward is the
-    larger.
-    """
+    """Most bytes besides those that are kept: at the head, or in the last layer's backward pass."""
     shape, tokens = job.shape, job.tokens
     stream = (4 if job.autocast else job.number) * shape.hidden
     around = max(logits_bytes(job) + head_bytes(job), AROUND_LAST_NORM * 4 * shape.hidden * tokens)
@@ -239,6 +207,7 @@ def workspace_bytes(job: LearnerJob) -> int:
     gradient = GRADIENT_OF_FEED_FORWARD * shape.ffn + GRADIENT_OF_HIDDEN * shape.hidden
     in_layer = job.number * gradient * tokens
     if job.layer_checkpoints or job.module_checkpoints:
+        # A layer is computed again, or one module at a time, the feed-forward being the larger.
         again = layer_bytes(job, attention=not job.module_checkpoints)
         inputs = 2 * stream if job.layer_checkpoints and job.module_checkpoints else 0
         in_layer += (again + inputs) * tokens + made_bytes(job)
@@ -247,37 +216,28 @@ def workspace_bytes(job: LearnerJob) -> int:
 
 @value
 class EngineJob:
-    """An engine and its greatest load.
-
-    lora: None when versions are whole models. versions: resident besides the base model.
-    sequences: of ``length`` tokens, generated at the same time. prompt_tokens: read in one pass.
-    paged: the KV cache consists of blocks that sequences take as they grow (vLLM), not of aligned
-    rows. cards: among which layers and heads are divided; sizes are those of one card.
-    """
+    """An engine and its greatest load."""
 
     shape: ModelShape
-    lora: LoraConfig | None
+    lora: LoraConfig | None  #: None when versions are whole models
     bf16: bool
-    versions: int
-    sequences: int
-    length: int
-    prompt_tokens: int
-    paged: bool
-    cards: int = 1
+    versions: int  #: resident besides the base model
+    sequences: int  #: generated at the same time
+    length: int  #: tokens of a sequence
+    prompt_tokens: int  #: read in one pass
+    paged: bool  #: the KV cache consists of blocks that sequences take as they grow (vLLM)
+    cards: int = 1  #: among which layers and heads are divided
 
     @property
     def number(self) -> int:
-        """Bytes of a weight, and of a key or value."""
         return 2 if self.bf16 else 4
 
     @property
     def weights(self) -> int:
-        """Bytes of the base model, or of one card's part."""
         return self.shape.parameters * self.number // self.cards
 
 
 def engine_need(job: EngineJob, process: int) -> Need:
-    """One engine with all its sequences at full length."""
     return Need(
         {
             "weights": job.weights,
@@ -290,39 +250,32 @@ def engine_need(job: EngineJob, process: int) -> Need:
 
 
 def version_bytes(job: EngineJob) -> int:
-    """All resident versions.
-
-    Whole models where all weights are trained. The transformers engine holds each adapter twice in
-    float32 while versions share a batch, and keeps a float32 copy of the layers that it changes in
-    a float32 model; vLLM reserves room for each in the dtype of the model.
-    """
     shape, lora = job.shape, job.lora
     if lora is None:
         return job.versions * job.weights
-    if job.paged:
+    if job.paged:  # vLLM reserves room in the dtype of the model
         return job.versions * shape.adapter_parameters(lora) * job.number
+    # Each adapter is held twice in float32 while versions share a batch.
     each = 8 * shape.adapter_parameters(lora)
-    if not job.bf16:
+    if not job.bf16:  # a copy of the layers that it changes
         adapted = shape.adapted(lora)
         each += sum(4 * i * o * adapted[name] for name, (i, o) in shape.linears.items())
     return job.versions * each
 
 
 def token_bytes(job: EngineJob) -> int:
-    """Keys and values of one token. Cards divide the heads; where there are fewer, each has one."""
+    """Keys and values of one token."""
+    # Cards divide the heads; where there are fewer, each card has one.
     width = job.shape.key // min(job.cards, job.shape.kv_heads)
     return 2 * job.shape.layers * width * job.number
 
 
 def sequence_bytes(job: EngineJob) -> int:
-    """One running sequence of full length, with the spare room of its cache.
-
-    Aligned rows grow by a quarter (``rlforge.engines.cache``), one layer at a time, whose old and
-    new room exist together for a moment. With several versions each has room for up to an eighth
-    more rows than it runs.
-    """
+    """One running sequence of full length, with the spare room of its cache."""
     if job.paged:
         return token_bytes(job) * job.length
+    # Rows grow by a quarter (``rlforge.engines.cache``), one layer at a time, whose old and new
+    # room exist together for a moment. Versions have room for up to an eighth more rows.
     one_layer = 2 * job.shape.key * job.number
     alone = (token_bytes(job) * 5 // 4 + one_layer) * job.length
     return alone * 9 // 8 if job.versions else alone

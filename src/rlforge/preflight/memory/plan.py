@@ -30,11 +30,11 @@ from rlforge.system.limits import (
 )
 from rlforge.types import value
 
-#: Share of a card that a plan may use: allocators lose some to fragments, drivers keep some.
-USABLE = 0.95
+#: Share of a card that a plan may use.
+USABLE = 0.95  # allocators lose some to fragments, drivers keep some
 
-#: Bytes of a process without its tensors. cuda: context, libraries and their workspace, a usual
-#: figure that is not measured here. cpu: Python with torch, transformers and Ray, measured.
+#: Bytes of a process without its tensors.
+# cuda: a usual figure, not measured here. cpu: Python with torch, transformers and Ray, measured.
 PROCESS_BYTES = {"cuda": 640 * 2**20, "cpu": 420 * 2**20}
 
 #: Tokens that vLLM reads in a step unless ``engine.vllm.max_num_batched_tokens`` is set.
@@ -45,32 +45,24 @@ Verdict = Literal["fits", "tight", "does not fit"]
 
 @value
 class Card:
-    """A kind of card, and how many learner ranks and engines share one.
-
-    count: cards of this kind. capacity: bytes of one, usable or not.
-    """
+    """A kind of card, and how many learner ranks and engines share one."""
 
     learners: int
     engines: int
-    count: int
-    capacity: int
+    count: int  #: cards of this kind
+    capacity: int  #: bytes of one
 
     @property
     def usable(self) -> int:
-        """Bytes that a plan may use."""
         return int(self.capacity * USABLE)
 
 
 def place(hardware: HardwareConfig, learners: int, engines: int, capacity: int) -> tuple[Card, ...]:
-    """Which processes share a card: first the cards of the learner's ranks, then all others.
-
-    On a CPU all share the machine. Fractions of a card are filled in order, the learner first, as
-    Ray packs them; an engine or learner that asks for one card or more has cards of its own.
-    """
+    """Processes that share a card: first the cards of the learner's ranks, then all others."""
     if hardware.device != "cuda":
         return (Card(learners=learners, engines=engines, count=1, capacity=capacity),)
-    share = hardware.engine_gpus
-    sharing = 0
+    # Fractions of a card are filled in order, as Ray packs them; one or more has cards of its own.
+    share, sharing = hardware.engine_gpus, 0
     if hardware.learner_gpus < 1 and 0 < share < 1:
         sharing = min(engines, int((1 - hardware.learner_gpus) / share + 1e-9))
     cards = [Card(learners=1, engines=sharing, count=learners, capacity=capacity)]
@@ -84,63 +76,48 @@ def place(hardware: HardwareConfig, learners: int, engines: int, capacity: int) 
 
 @value
 class Plan:
-    """A run's memory. least: an engine with one running sequence of full length; empty without
-    engines.
-
-    learner_idle, engine_idle: held by the one while the other works, where they take turns
-    (``alternate``). sequences: full-length sequences that each engine has room for, on the fullest
-    card. wanted: sequences that it may have to run at once. shortage: bytes that a cache of fixed
-    size lacks for one sequence. left: share of its card that each engine can have next to the
-    learner, working or idle. share: share of its card that a vLLM engine reserves at its start;
-    None for engines that reserve nothing.
-    """
+    """A run's memory."""
 
     shape: ModelShape
     learner: Need
-    least: Need
+    least: Need  #: an engine with one running sequence of full length; empty without engines
     engine: Need
-    learner_idle: Need
+    learner_idle: Need  #: held while the other works, where they take turns
     engine_idle: Need
     alternate: bool
     cards: tuple[Card, ...]
-    sequences: int
-    wanted: int
+    sequences: int  #: of full length that each engine has room for, on the fullest card
+    wanted: int  #: sequences that it may have to run at once
     sequence_bytes: int
-    shortage: int
-    left: float
-    share: float | None
+    shortage: int  #: bytes that a cache of fixed size lacks for one sequence
+    left: float  #: share of its card that each engine can have next to the learner
+    share: float | None  #: of its card, which a vLLM engine reserves at its start; else None
 
     def need(self, card: Card) -> int:
-        """Bytes on ``card`` at least, for the run to work."""
         if self.alternate:
             return max(self.learning(card), self.playing(card))
         return self.learner.total * card.learners + self.least.total * card.engines
 
     def learning(self, card: Card) -> int:
-        """Bytes on ``card`` while the learner has its turn."""
         return self.learner.total * card.learners + self.engine_idle.total * card.engines
 
     def playing(self, card: Card) -> int:
-        """Bytes on ``card`` at least, while the engines have their turn."""
         return self.learner_idle.total * card.learners + self.least.total * card.engines
 
     @property
     def gained_by_turns(self) -> int:
-        """Bytes of the learner's card that turns save, or would; 0 where no engine shares it.
-
-        vLLM's engines count with what they reserve.
-        """
+        """Bytes of the learner's card that turns save, or would; 0 where no engine shares it."""
         card = self.cards[0]
         together = self.learner.total * card.learners + self.least.total * card.engines
         return together - max(self.learning(card), self.playing(card)) if card.engines else 0
 
     @property
     def on_host(self) -> int:
-        """Bytes of host memory for the parts that leave the card in turns, at the peak."""
         engine, learner = (
             need.only(*LASTING - idle.keys()).total
             for need, idle in ((self.engine, self.engine_idle), (self.learner, self.learner_idle))
         )
+        # Parts that leave the card in turns wait on the host, one side's at a time.
         return max(engine * self.cards[0].engines, learner) if self.alternate else 0
 
     @property
@@ -165,7 +142,7 @@ def make_plan(
     bf16: bool,
     others: Sequence[EngineJob] = (),
 ) -> Plan:
-    """The plan of ``config``.
+    """Plan the memory of ``config``.
 
     Args:
         config: what is trained and played.
@@ -173,8 +150,7 @@ def make_plan(
         hardware: resolved, without ``auto`` or null.
         capacity: bytes of each card, or of the machine.
         bf16: the model is loaded in bfloat16.
-        others: other models that every engine holds. A vLLM engine, which takes all that is left,
-            leaves room for all their sequences.
+        others: other models that every engine holds.
     """
     device = "cuda" if hardware.device == "cuda" else "cpu"
     process, alternate = PROCESS_BYTES[device], config.hardware.alternate
@@ -189,6 +165,7 @@ def make_plan(
     cards = place(hardware, config.learner.num_learners, config.engine.num_engines, capacity)
     per_sequence = sequence_bytes(job)
     one_each = [dataclasses.replace(other, sequences=1) for other in others]
+    # A vLLM engine takes all that is left at its start, so it leaves room for all their sequences.
     beside, whole = _beside(others if job.paged else one_each), _beside(others)
     room = min(
         (
@@ -236,13 +213,9 @@ def make_plan(
 
 
 def learner_job(config: PolicyConfig, shape: ModelShape, *, bf16: bool) -> LearnerJob:
-    """The longest pass that the configuration allows.
-
-    Steps are ``engine.max_model_len`` tokens long, at most ``learner.max_train_len``. Passes are
-    filled up to ``learner.micro_batch_tokens``; a longer step has a pass of its own.
-    """
     learner, length = config.learner, train_length(config)
     rows = learner.mini_batch_size or learner.micro_batch_tokens
+    # Passes are filled up; a longer step has a pass of its own.
     tokens = max(length, min(learner.micro_batch_tokens, rows * length))
     whole = learner.train == "full"
     copied = whole or learner.initial_adapter is not None
@@ -262,7 +235,6 @@ def learner_job(config: PolicyConfig, shape: ModelShape, *, bf16: bool) -> Learn
 
 
 def train_length(config: PolicyConfig) -> int:
-    """Tokens of the longest step that is trained on."""
     longest, cut = config.engine.max_model_len, config.learner.max_train_len
     return longest if cut is None else min(longest, cut)
 
@@ -270,7 +242,7 @@ def train_length(config: PolicyConfig) -> int:
 def engine_job(
     config: PolicyConfig, shape: ModelShape, device: str, *, bf16: bool, gpus: float = 1.0
 ) -> EngineJob:
-    """One engine with all sequences it may run at once; ``gpus``: cards that divide the model."""
+    """One engine with all sequences it may run at once. gpus: cards that divide the model."""
     engine, paged = config.engine, config.engine.name == "vllm"
     read = max(PROMPT_TOKENS[device], engine.max_model_len)  # a longer prompt has its own pass
     if paged:
@@ -289,7 +261,6 @@ def engine_job(
 
 
 def _beside(jobs: Sequence[EngineJob]) -> Need:
-    """The other models of an engine."""
     if not jobs:
         return Need()
     caches = sum(sequence_bytes(job) * job.sequences + reading_bytes(job) for job in jobs)
@@ -306,8 +277,7 @@ def _engine_share(
 ) -> float:
     """Share of its card that a vLLM engine takes: as configured, or what is left.
 
-    left: share of the fullest card that the learner and other models leave each engine on it.
-    alone: there are no other models.
+    left: share of the fullest card that is left for each engine. alone: there are no other models.
     """
     most = vllm_share(config, hardware.engine_gpus)
     if config.engine.vllm.gpu_memory_utilization is not None:
@@ -320,11 +290,8 @@ def _engine_share(
 
 
 def _reserved(config: PolicyConfig, job: EngineJob, process: int, reserved: int | None) -> Need:
-    """A vLLM engine, which takes its memory at the start and divides it among sequences.
-
-    reserved: bytes of a GPU for everything together, of which the cache takes the rest unless its
-    size is given; None on a CPU (``rlforge.engines.vllm_settings``).
-    """
+    """A vLLM engine, which takes its memory at once. reserved: bytes of a GPU; None on a CPU."""
+    # The cache takes the rest unless its size is given.
     need = engine_need(dataclasses.replace(job, sequences=0), process)
     given = config.engine.vllm.kv_cache_gb
     if given is None and reserved is not None:

@@ -35,7 +35,7 @@ SIZES = (
 class Option:
     """A change of one key, and the bytes that it saves of the learner or of one full engine.
 
-    ``hardware.alternate`` saves them on the card that engines and learner share.
+    ``hardware.alternate`` saves them on the card that both share.
     """
 
     key: str
@@ -44,7 +44,6 @@ class Option:
 
 
 def with_keys(config: C, changes: Changes) -> C:
-    """``config`` with other values at the keys of ``changes``."""
     # Not ``rules.changed``: a search plans hundreds of them, and validation takes 50 ms.
     for key, new in changes.items():
         groups, inside = key.split("."), new
@@ -57,14 +56,13 @@ def with_keys(config: C, changes: Changes) -> C:
 
 
 def can_take_turns(config: PolicyConfig, plan: Plan) -> bool:
-    """Whether engines and learner share one card of this machine at the same time."""
+    # Only engines and learner that share one card of this machine can.
     alone = len(plan.cards) == plan.cards[0].count == plan.cards[0].learners == 1
     here = config.hardware.ray_address is None
     return alone and here and not plan.alternate and plan.gained_by_turns > 0
 
 
 def options(config: PolicyConfig, replan: Replan) -> tuple[Option, ...]:
-    """Changes of one key each that save memory, the most first."""
     now = replan(config)
     found = []
     if can_take_turns(config, now):
@@ -82,7 +80,7 @@ def options(config: PolicyConfig, replan: Replan) -> tuple[Option, ...]:
 
 
 def _single(config: PolicyConfig) -> Changes:
-    """Checkpoints, and half of each size."""
+    # Checkpoints, and half of each size.
     whole = {"learner.max_train_len": train_length(config)}
     for key in SIZES:
         if config.games is not None or not key.startswith("pool."):
@@ -94,10 +92,7 @@ def _single(config: PolicyConfig) -> Changes:
 
 
 def largest_pass(config: PolicyConfig, fits: Callable[[PolicyConfig], bool]) -> int:
-    """Most tokens of one pass (``max_train_len``, ``micro_batch_tokens``) for which ``fits`` holds.
-
-    0 when it never does, ``engine.max_model_len`` at most.
-    """
+    """Most tokens of one pass for which ``fits`` holds, ``engine.max_model_len`` at most; or 0."""
     return bisect.bisect_left(
         range(1, config.engine.max_model_len + 1),
         True,
@@ -106,16 +101,13 @@ def largest_pass(config: PolicyConfig, fits: Callable[[PolicyConfig], bool]) -> 
 
 
 def pass_of(tokens: int) -> Changes:
-    """The keys for passes of this length."""
     return {"learner.max_train_len": tokens, "learner.micro_batch_tokens": tokens}
 
 
 def mend(config: PolicyConfig, replan: Replan) -> tuple[str, ...]:
-    """Overrides (``key=value``) with which the plan fits, the cheapest changes first; () if none.
-
-    First the division of a card between learner and vLLM, then offloading, checkpoints and turns,
-    which change no result; last the length of steps.
-    """
+    """Overrides (``key=value``) with which the plan fits; () if none do."""
+    # First what changes no result: a card's division, offloading, checkpoints, turns. Then shorter
+    # steps.
     said: Changes = {}
     for said in _same_results(config, replan):
         if (share := _share_that_fits(with_keys(config, said), replan)) is not None:
@@ -125,7 +117,7 @@ def mend(config: PolicyConfig, replan: Replan) -> tuple[str, ...]:
 
 
 def _same_results(config: PolicyConfig, replan: Replan) -> Iterator[Changes]:
-    """Growing sets of changes that change no result; the first is empty."""
+    """Yield growing sets of changes that change no result; the first is empty."""
     said: Changes = {}
     yield said
     if config.hardware.alternate and not config.hardware.offload_learner:
@@ -138,7 +130,7 @@ def _same_results(config: PolicyConfig, replan: Replan) -> Iterator[Changes]:
 
 
 def _shorter_steps(config: PolicyConfig, replan: Replan) -> Changes:
-    """Changes for the longest steps of at least 512 trained tokens that fit; none if none do."""
+    """Find the longest steps of at least 512 trained tokens that fit; none if none do."""
     now = config.engine.max_model_len
     for longest in (now, *(length for length in (4096, 2048, 1024) if length <= now)):
         shorter = with_keys(config, {"engine.max_model_len": longest})
