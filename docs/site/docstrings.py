@@ -25,7 +25,7 @@ EXAMPLE = re.compile(
 class Prose(Extension):
     """Sentences about arguments become lists, ``Example:`` blocks code.
 
-    A ``#:`` comment is the docstring of the field below it.
+    A ``#:`` comment is the docstring of the field before or below it.
     """
 
     def on_class_instance(self, *, cls: Class, **kwargs: Any) -> None:
@@ -36,7 +36,7 @@ class Prose(Extension):
 
     def on_object(self, *, obj: Object, **kwargs: Any) -> None:
         if isinstance(obj, Attribute) and not obj.docstring:
-            comment = _comment_above(obj)
+            comment = _comment_at(obj)
             obj.docstring = Docstring(comment, parent=obj) if comment else None
         elif obj.docstring:
             obj.docstring.value = to_markdown(obj.docstring.value, _fields(obj))
@@ -85,9 +85,12 @@ def _fenced(example: re.Match[str]) -> str:
     return f"**Example**{', ' + about if about else ''}:\n\n```pycon\n{code}\n```\n"
 
 
-def _comment_above(attribute: Attribute) -> str:
-    """The ``#:`` comment in the lines above an attribute."""
+def _comment_at(attribute: Attribute) -> str:
+    """The ``#:`` comment behind an attribute, or in the lines above it."""
     lines, number = attribute.lines_collection[attribute.filepath], (attribute.lineno or 1) - 2
+    _, _, behind = lines[number + 1].partition("  #: ")
+    if behind:
+        return behind
     comment: list[str] = []
     while number >= 0 and lines[number].strip().startswith("#:"):
         comment.insert(0, lines[number].strip().removeprefix("#:").strip())

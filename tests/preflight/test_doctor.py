@@ -125,6 +125,10 @@ def test_another_machine_is_planned_with_its_own_engine_cards_and_packages(monke
         raise examined.PackageNotFoundError(name)
 
     monkeypatch.setattr(examined, "version", nothing)
+    missing = examine(composed(MIRROR, "model=smollm2_135m"))
+    here = finding(missing, "packages", "problem").detail
+    assert "gguf (model.kind=smollm2_135m; extra: smollm2)" in here
+    assert not missing.healthy
     report = examine(wanted, 3, 48, launch.check)
     assert "problem" not in {each.state for each in report.findings}
     assert re.match(r"vLLM .*, planned: here vLLM is not", finding(report, "engine").detail)
@@ -195,42 +199,32 @@ def test_each_problem_of_the_configuration_is_a_finding():
     assert "as rewards=none does" in problems[1]
 
 
-def test_tokens_that_are_never_drawn_are_noted():
-    filters = ["engine.top_p=0.9", "engine.top_k=20", "engine.min_p=0.05"]
-    cut = examine(composed("+experiment=simpletak_mirror", *filters))
-    assert ", ".join(filters) in finding(cut, "sampling", "note").detail
-    script = examine(composed("+experiment=qwen3_1p7b_simpletak"))
-    note = finding(script, "sampling", "note").detail
-    assert "kept, 0.95 to 1; with algorithm.importance_cap=null nothing is weighed by it" in note
-    assert cut.healthy
-    whole = examine(composed("+experiment=simpletak_mirror"))
-    assert "sampling" not in {each.what for each in whole.findings}
+MIRROR = "+experiment=simpletak_mirror"
+FILTERS = ("engine.top_p=0.9", "engine.top_k=20", "engine.min_p=0.05")
 
 
-def test_dropout_of_the_adapter_is_noted():
-    noted = examine(composed("+experiment=simpletak_mirror", "model.lora.dropout=0.1"))
-    assert "model.lora.dropout=0.1" in finding(noted, "adapter", "note").detail
-    assert noted.healthy
-
-
-def test_a_limit_of_turns_that_ends_every_trial_game_is_noted():
-    entry = "env.train=[{id: TicTacToe-v0-train, max_turns: 2}]"
-    report = examine(composed("+experiment=tictactoe_mirror", entry))
-    assert finding(report, "games", "note").detail == (
-        "TicTacToe-v0-train: each of 4 games of random legal moves was cut at max_turns=2"
-    )
-
-
-def test_what_is_not_installed_is_named(monkeypatch):
-    def nothing(name):
-        raise examined.PackageNotFoundError(name)
-
-    monkeypatch.setattr(examined, "version", nothing)
-    report = examine(composed("+experiment=simpletak_mirror", "model=smollm2_135m"))
-
-    missing = finding(report, "packages", "problem").detail
-    assert "gguf (model.kind=smollm2_135m; extra: smollm2)" in missing
-    assert not report.healthy
+@pytest.mark.parametrize(
+    ("overrides", "what", "detail"),
+    [
+        ([MIRROR, "model.lora.dropout=0.1"], "adapter", "model.lora.dropout=0.1"),
+        (
+            ["+experiment=tictactoe_mirror", "env.train=[{id: TicTacToe-v0-train, max_turns: 2}]"],
+            "games",
+            "TicTacToe-v0-train: each of 4 games of random legal moves was cut at max_turns=2",
+        ),
+        ([MIRROR, *FILTERS], "sampling", ", ".join(FILTERS)),
+        (
+            ["+experiment=qwen3_1p7b_simpletak"],
+            "sampling",
+            "kept, 0.95 to 1; with algorithm.importance_cap=null nothing is weighed by it",
+        ),
+    ],
+)
+def test_peculiarities_are_noted(overrides, what, detail):
+    report = examine(composed(*overrides))
+    assert detail in finding(report, what, "note").detail
+    assert report.healthy or MIRROR not in overrides
+    assert what == "games" or what not in {each.what for each in examine(composed(MIRROR)).findings}
 
 
 def test_vllm_is_looked_for_and_its_share_of_the_card_is_said(machine, monkeypatch):
@@ -305,6 +299,8 @@ def test_a_profile_plans_no_more_than_the_card_has(machine, check_memory):
     machine(dataclasses.replace(ADA, memory=12 * GIB))
     with pytest.raises(ConfigError, match=r"does not fit GPU of 12\.0 GiB"):
         check_memory(composed(QUICK_START, "hardware=gpu_80gb").config)
+    with pytest.raises(ConfigError, match=r"2 engines|the learner"):  # of other machines
+        check_memory(composed(QUICK_START, "hardware=cluster", "hardware.memory_gb=8").config)
     report = examine(composed(QUICK_START, "hardware=gpu_80gb"))
     assert report.memory.plan.cards[0].capacity == 12 * GIB
     assert report.memory.plan.excess > 0
@@ -333,12 +329,6 @@ def test_an_engine_divides_its_model_among_several_cards(machine):
     (one, weights, sequence), (four, part, piece) = engine(), engine("hardware.engine_gpus=4")
     assert (one, four) == (1, 4)
     assert (part, piece) == (weights // 4, sequence // 4)  # it has 8 heads of keys and values
-
-
-def test_a_cluster_that_says_its_memory_is_checked(machine, check_memory):
-    machine()
-    with pytest.raises(ConfigError, match=r"2 engines|the learner"):
-        check_memory(composed(QUICK_START, "hardware=cluster", "hardware.memory_gb=8").config)
 
 
 def test_an_adapter_of_layers_that_the_model_does_not_have_is_found_before_it_is_loaded():

@@ -84,9 +84,7 @@ def test_supervised_training_is_planned_without_engines():
     assert gpus_of(for_machine(config)[0]) == {"learner": 1}
 
 
-def test_supervised_training_takes_no_turns_with_engines(monkeypatch):
-    """Its experiment may give the card to engines and learner in turns."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+def test_supervised_training_takes_no_turns_with_engines():
     lines = ["kind=sft", "+experiment=smollm2_tictactoe", "data=random_legal"]
     config = composed(*lines).config
     assert config.hardware.alternate

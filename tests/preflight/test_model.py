@@ -74,43 +74,6 @@ def test_other_decoders_than_llama_fit_and_train_with_default_keys(
     assert max(gaps) < 1e-5
 
 
-def test_a_recurrent_model_is_refused(tmp_path, refused):
-    said = refused(causal_folder(tmp_path / "mamba", "mamba"))
-    assert said.startswith(
-        f"model.name={tmp_path / 'mamba'}: MambaForCausalLM has a recurrent state"
-    )
-
-
-@pytest.mark.parametrize("kind", ["vit", "t5", "distilbert"])
-def test_what_is_no_causal_language_model_is_refused(tmp_path, refused, kind):
-    folder = causal_folder(tmp_path / kind, "llama")
-    (folder / "config.json").write_text(
-        json.dumps({"model_type": kind, "max_position_embeddings": 2048})
-    )
-    assert f"is no causal language model (its model_type is {kind})" in refused(folder)
-
-
-@pytest.mark.parametrize("head", ["SequenceClassification", "TokenClassification"])
-def test_a_model_that_scores_texts_is_refused(tmp_path, refused, head):
-    folder = causal_folder(tmp_path / "scores", "llama", tie_word_embeddings=True)
-    described(architectures=[f"LlamaFor{head}"])(folder)
-    assert f"is no causal language model (it is a LlamaFor{head})" in refused(folder)
-
-
-@pytest.mark.parametrize(
-    "described",
-    [
-        {},
-        {"model_type": "nothing_known"},
-        {"model_type": "own_code", "auto_map": {"AutoConfig": "own.Config"}},
-    ],
-)
-def test_a_model_of_an_unknown_type_is_refused(tmp_path, refused, described):
-    folder = causal_folder(tmp_path / "unknown", "llama")
-    (folder / "config.json").write_text(json.dumps(described))
-    assert "cannot be loaded" in refused(folder)
-
-
 def without(name):
     def change(folder):
         tensors = load_file(folder / "model.safetensors")
@@ -149,6 +112,75 @@ def lose_a_part(folder):
     save_file(first, folder / "model-00000.safetensors", metadata={"format": "pt"})
 
 
+def written(name, content):
+    def change(folder):
+        text = content if isinstance(content, str) else json.dumps(content)
+        (folder / name).write_text(text)
+
+    return change
+
+
+def no_change(folder):
+    """The model is refused as it is."""
+
+
+UNBUILT = "cannot be (loaded|built from its configuration): "
+TOO_SMALL = r"17 tokens of the tokenizer have no row in the model, which knows tokens 0 to 241"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "change", "reason"),
+    [
+        *(
+            (
+                {},
+                written("config.json", {"model_type": kind, "max_position_embeddings": 2048}),
+                rf"is no causal language model \(its model_type is {kind}\)",
+            )
+            for kind in ("vit", "t5", "distilbert")
+        ),
+        *(
+            (
+                {"tie_word_embeddings": True},
+                described(architectures=[f"LlamaFor{head}"]),
+                rf"is no causal language model \(it is a LlamaFor{head}\)",
+            )
+            for head in ("SequenceClassification", "TokenClassification")
+        ),
+        *(
+            ({}, written("config.json", content), "cannot be loaded")
+            for content in (
+                *({}, {"model_type": "nothing_known"}, "{", "[]"),
+                {"model_type": "own_code", "auto_map": {"AutoConfig": "own.Config"}},
+                {"model_type": "llama", "num_attention_heads": 5},
+            )
+        ),
+        *(
+            (
+                {},
+                written("generation_config.json", content),
+                "generation_config.json cannot be read",
+            )
+            for content in ("{", [], "null", {"eos_token_id": "</s>"}, {"eos_token_id": [2, [3]]})
+        ),
+        *(({}, described(vocab_size=size), UNBUILT) for size in (0, None, "x")),
+        ({"vocab_size": 242}, no_change, TOO_SMALL),
+        ({"max_position_embeddings": 96}, no_change, "has positions for 96 tokens"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_refused(tmp_path, refused, sizes, change, reason):
+    folder = causal_folder(tmp_path / "model", "llama", **sizes)
+    change(folder)
+    assert re.search(reason, refused(folder))
+
+
+def test_a_recurrent_model_is_refused(tmp_path, refused):
+    said = refused(causal_folder(tmp_path / "mamba", "mamba"))
+    assert said.startswith(
+        f"model.name={tmp_path / 'mamba'}: MambaForCausalLM has a recurrent state"
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -181,36 +213,6 @@ def test_quantised_weights_that_transformers_reads_are_taken(tmp_path):
     assert found(folder) == []
     described(quantization_config={"quant_method": "own"})(folder)
     assert "no quantization_config that transformers knows" in found(folder)[0]
-
-
-@pytest.mark.parametrize(
-    "text", ["{", "[]", "null", '{"eos_token_id": "</s>"}', '{"eos_token_id": [2, [3]]}']
-)
-def test_a_damaged_generation_config_is_refused(tmp_path, refused, text):
-    folder = causal_folder(tmp_path / "model", "llama")
-    (folder / "generation_config.json").write_text(text)
-    assert "generation_config.json cannot be read" in refused(folder)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"model_type": "llama", "num_attention_heads": 5}'])
-def test_a_damaged_configuration_of_a_model_is_refused(tmp_path, refused, text):
-    folder = causal_folder(tmp_path / "model", "llama")
-    (folder / "config.json").write_text(text)
-    assert "cannot be loaded: " in refused(folder)
-
-
-@pytest.mark.parametrize("size", [0, None, "x"])
-def test_a_size_that_is_none_is_refused(tmp_path, refused, size):
-    folder = causal_folder(tmp_path / "model", "llama")
-    described(vocab_size=size)(folder)
-    assert re.search(r"cannot be (loaded|built from its configuration): ", refused(folder))
-
-
-def test_tokens_without_a_row_are_counted(tmp_path, refused):
-    folder = causal_folder(tmp_path / "small", "llama", vocab_size=242)
-    assert "17 tokens of the tokenizer have no row in the model, which knows tokens 0 to 241" in (
-        refused(folder)
-    )
 
 
 def test_what_is_wrong_with_configuration_and_model_is_said_at_once(tmp_path):
@@ -260,11 +262,6 @@ def test_layer_names_that_are_not_there_are_refused_with_those_that_are(tmp_path
     config = composed(*overrides(folder, lora, f"engine={engine}")).config
     (said,) = model_problems(config)
     assert said.endswith("no linear layers named q_proj; it has c_attn, c_fc, c_proj, lm_head")
-
-
-def test_a_model_with_too_few_positions_is_refused(tmp_path, refused):
-    folder = causal_folder(tmp_path / "short", "llama", max_position_embeddings=96)
-    assert "has positions for 96 tokens" in refused(folder)
 
 
 def adapter(folder, rank=32, seed=0, **lora):

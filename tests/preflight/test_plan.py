@@ -36,6 +36,18 @@ def test_every_kind_of_actor_is_in_the_graph_once_with_its_replicas() -> None:
     replicas = {node.name: node.replicas for node in graph.nodes}
     assert replicas == once | {"engine": 2, "collector": 3, "learner": 2}
     assert not any(node.num_gpus for node in graph.nodes)
+    assert graph.node("engine").actor_names == ("engine-0", "engine-1")
+    assert graph.node("learner").actor_names == ("learner", "learner-1")
+
+
+@pytest.mark.parametrize(("gpus", "engines", "each"), [(1, 1, 0.5), (4, 3, 1.0)])
+def test_learner_and_engines_share_one_gpu_or_have_their_own(
+    gpus: int, engines: int, each: float
+) -> None:
+    graph = make_plan(config(f"engine.num_engines={engines}"), Machine(cpus=8, gpus=gpus))
+    assert graph.node("learner").num_gpus == graph.node("engine").num_gpus == each
+    assert graph.node("learner").placement == "cuda"
+    assert sum(node.num_gpus * node.replicas for node in graph.nodes) == gpus
 
 
 def test_gpus_that_cannot_be_read_are_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,14 +55,6 @@ def test_gpus_that_cannot_be_read_are_a_note(monkeypatch: pytest.MonkeyPatch) ->
     of_gpus = config("hardware=gpu_1", "engine=transformers")
     notes = make_plan(of_gpus, Machine(cpus=16, gpus=1)).notes
     assert [note for note in notes if "pip install 'rlforge[gpu]'" in note] != []
-
-
-def test_replicas_have_numbers_and_the_first_rank_of_the_learner_has_none() -> None:
-    counts = ["engine.num_engines=2", "learner.num_learners=2"]
-    graph = make_plan(config(*counts), LAPTOP)
-    assert graph.node("engine").actor_names == ("engine-0", "engine-1")
-    assert graph.node("collector").actor_names == ("collector-0",)
-    assert graph.node("learner").actor_names == ("learner", "learner-1")
 
 
 GRAPHS = {
@@ -91,18 +95,6 @@ def test_actors_that_share_a_card_load_one_after_the_other(
 ) -> None:
     graph = make_plan(config(*overrides), Machine(cpus=8, gpus=gpus))
     assert graph.node("learner").loads_alone == graph.node("engine").loads_alone == alone
-
-
-def test_one_gpu_is_shared_by_learner_and_engine() -> None:
-    graph = make_plan(config(), Machine(cpus=8, gpus=1))
-    assert graph.node("learner").num_gpus == graph.node("engine").num_gpus == 0.5
-    assert graph.node("learner").placement == "cuda"
-
-
-def test_with_more_gpus_learner_and_engines_have_their_own() -> None:
-    graph = make_plan(config("engine.num_engines=3"), SERVER)
-    assert graph.node("learner").num_gpus == graph.node("engine").num_gpus == 1.0
-    assert sum(node.num_gpus * node.replicas for node in graph.nodes) == 4
 
 
 def test_json_and_mermaid_hold_the_same_nodes() -> None:

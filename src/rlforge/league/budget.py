@@ -13,14 +13,7 @@ from rlforge.types import GameSpec
 
 
 class ApiBudget:
-    """Counts games, requests and money of API players, and closes at ``pool.api``'s limits.
-
-    Example:
-        >>> budget = ApiBudget(ApiConfig(max_cost=0.5))
-        >>> budget.spend([ApiUsage(uid="openai:m", requests=9, cost=0.52)])
-        >>> budget.closed
-        'pool.api.max_cost=0.5 is used: $0.52 in 0 games'
-    """
+    """Counts games, requests and money of API players, and closes at ``pool.api``'s limits."""
 
     def __init__(self, config: ApiConfig, file: Path | None = None) -> None:
         # Money stays spent: a run that is resumed from an earlier state does not take it back.

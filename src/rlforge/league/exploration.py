@@ -18,15 +18,7 @@ T = TypeVar("T")
 
 
 class NgramWindow:
-    """Counts of the n-grams of the latest ``size`` games.
-
-    Example:
-        >>> window = NgramWindow(n=2, size=100)
-        >>> window.add(["[4]", "[0]", "[8]"])
-        >>> window.add(["[4]", "[0]", "[2]"])
-        >>> window.coverage
-        0.75
-    """
+    """Counts of the n-grams of the latest ``size`` games."""
 
     def __init__(self, n: int, size: int) -> None:
         self._n, self._size = n, size

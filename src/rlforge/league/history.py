@@ -42,13 +42,6 @@ def spaced(members: Members) -> int:
 
     No gap between versions that were registered apart is larger than twice that of evenly spaced
     ones.
-
-    Example:
-        >>> spaced(Members(
-        ...     uids=("a", "b", "c", "d"), versions=(0, 8, 10, 16),
-        ...     mu=lambda uid: 0.0, payoffs=lambda uids: np.zeros((len(uids), 0)),
-        ... ))
-        2
     """
     # T updates, k versions stay: of k + 1 versions the k - 1 inner ones have neighbours at most
     # 2 T / (k - 1) apart on average, so that the least of those gaps, the new one, is no larger.
@@ -76,18 +69,7 @@ RULES: dict[str, Rule] = {rule.__name__: rule for rule in (newest, spaced, stron
 
 
 class History:
-    """The active versions of the learner: the current one, and former ones as opponents.
-
-    Example:
-        >>> history = History(
-        ...     PoolConfig(history="spaced", max_active_lora=3),
-        ...     mu=lambda uid: 25.0, payoffs=lambda uids: np.zeros((len(uids), 0)),
-        ... )
-        >>> [history.add(f"step-{version}", version) for version in range(5)]
-        [[], [], [], ['step-1'], ['step-3']]
-        >>> history.uids
-        ['step-4', 'step-2', 'step-0']
-    """
+    """The active versions of the learner: the current one, and former ones as opponents."""
 
     def __init__(
         self,

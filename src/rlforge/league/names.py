@@ -26,16 +26,6 @@ def parse_opponent(name: str) -> PolicyRef:
     ``checkpoint:DIR`` is a saved adapter or model of the run's own kind, ``hf:`` another causal
     language model. ``openai:``, ``openrouter:`` and ``litellm:`` answer over HTTP. Raises
     ConfigError, with the nearest names, for anything else.
-
-    Example:
-        >>> parse_opponent("random_legal").kind
-        'scripted'
-        >>> parse_opponent("mcts:200").uid
-        'mcts:200'
-        >>> parse_opponent("openai:gpt-5").kind
-        'api'
-        >>> parse_opponent("hf:Qwen/Qwen3-1.7B").path_or_name
-        'Qwen/Qwen3-1.7B'
     """
     if name == BASE.uid:
         return BASE

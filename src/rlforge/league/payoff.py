@@ -60,12 +60,6 @@ class ResultTable:
 
     In games of more than two each pair counts once: the policy with the higher mean reward over its
     seats wins. Members of one team do not count against each other.
-
-    Example:
-        >>> table = ResultTable()
-        >>> table.record([("step-3", 1.0), ("random_legal", -1.0)])
-        >>> table.between("random_legal", "step-3")
-        Results(wins=0, draws=0, losses=1)
     """
 
     def __init__(self) -> None:

@@ -26,7 +26,12 @@ INHERITED_SIGMA = 2.0  # above 1, its own games soon part its rating from the pa
 
 
 class Rating(NamedTuple):
-    """A belief about a policy's skill: a normal distribution."""
+    """A belief about a policy's skill: a normal distribution.
+
+    Example:
+        >>> Rating(mu=25.0, sigma=8.333).mu
+        25.0
+    """
 
     mu: float
     sigma: float
@@ -51,15 +56,6 @@ class RatingTable:
 
     Until its own first rated game, a child has the mean rating of its nearest ancestor that has
     played, and ``INHERITED_SIGMA`` times its deviation, at most a newcomer's.
-
-    Example:
-        >>> table = RatingTable()
-        >>> table.add("step-0"), table.add("random_legal")
-        (None, None)
-        >>> table.record([("step-0", 1.0), ("random_legal", -1.0)])
-        True
-        >>> table.rating("step-0").mu > table.rating("random_legal").mu
-        True
     """
 
     def __init__(self, beta: float = BETA) -> None:

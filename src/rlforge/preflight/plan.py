@@ -49,18 +49,7 @@ class Edge:
 
 @value
 class RunPlan(Generic[C]):
-    """The plan of a start; frozen, as are its configurations.
-
-    Example:
-        >>> from rlforge.config.schema import RunConfig
-        >>> plan = make_plan(RunConfig(), Machine(cpus=2, gpus=0))
-        >>> plan.actor_names
-        ('tracker', 'pool', 'buffer', 'learner', 'engine-0', 'collector-0')
-        >>> plan.hardware.device, plan.num_cpus
-        ('cpu', 3.0)
-        >>> [edge.target for edge in plan.edges if edge.carries == "TrainBatch"]
-        ['learner']
-    """
+    """The plan of a start; frozen, as are its configurations."""
 
     config: C  #: with the engines that start, their share of a card, and the start of the weights
     hardware: HardwareConfig  #: its profile for the machine
@@ -339,13 +328,7 @@ def to_mermaid(plan: RunPlan[Any]) -> str:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Lines on what differs between two plans.
-
-    Example:
-        >>> one = {"hardware": {"device": "cuda", "threads": None}}
-        >>> differences(one, {"hardware": {"device": "cpu", "threads": None}})
-        ['hardware.device: cuda before, cpu now']
-    """
+    """Lines on what differs between two plans."""
     old, new = dict(_leaves(before)), dict(_leaves(after))
     return [
         f"{key}: {old.get(key, 'nothing')} before, {new.get(key, 'nothing')} now"

@@ -36,12 +36,7 @@ class Decision:
 
 @value
 class Exploitability:
-    """Distance of policies from a Nash equilibrium.
-
-    Example:
-        >>> Exploitability(values=(-0.1, 0.1), gains=(0.2, 0.3)).nash_conv
-        0.5
-    """
+    """Distance of policies from a Nash equilibrium."""
 
     values: tuple[float, ...]  #: the mean reward of each seat where all play their policy
     gains: tuple[float, ...]  #: what each seat wins above that if it alone plays a best response
@@ -52,18 +47,7 @@ class Exploitability:
 
 
 class ExactGame:
-    """The whole tree of a game.
-
-    Example: a uniformly random player of Kuhn poker.
-        >>> game = ExactGame("kuhn_poker")
-        >>> len(game.decisions)
-        12
-        >>> uniform = {
-        ...     each.key: dict.fromkeys(each.view.legal_actions, 0.5) for each in game.decisions
-        ... }
-        >>> round(game.exploitability(uniform).nash_conv, 4)
-        0.9167
-    """
+    """The whole tree of a game."""
 
     def __init__(
         self, name: str, most_states: int = MOST_STATES, actions: Actions = "words"

@@ -83,11 +83,6 @@ def ending(low: float, high: float, planned: int, rules: LadderRules) -> Ending:
     """Why a pairing needs no further games; ``open`` where it does.
 
     low, high: the confidence sequence of its score. planned: pairs that were begun.
-
-    Example:
-        >>> rules = LadderRules(env_id="kuhn_poker", seed=0, games=200, precision=0.1)
-        >>> ending(0.52, 0.8, 20, rules), ending(0.3, 0.7, 20, rules)
-        ('separated', 'open')
     """
     if low > 0.5 or high < 0.5:
         return "separated"

@@ -58,15 +58,7 @@ class _Learned:
 
 
 class ShiftTest:
-    """Tests whether numbers, of which larger ones are worse, have shifted upwards by ``change``.
-
-    Example: a score of 0.9 that falls to 0.6, with 200 games each:
-        >>> test = ShiftTest("best", change=0.1, rarity=1e5, warmup=1, rate=0.2)
-        >>> [test.add(step, 1 - 0.9, noise=0.0005) for step in (0, 20, 40)]
-        [None, None, None]
-        >>> test.add(60, 1 - 0.6, noise=0.0012).since
-        60
-    """
+    """Tests whether numbers, of which larger ones are worse, have shifted upwards by ``change``."""
 
     def __init__(
         self, expectation: Expectation, *, change: float, rarity: float, warmup: int, rate: float
