@@ -24,20 +24,19 @@ from typing import Any
 
 from rlforge.buffer.batches import read_batch
 from rlforge.config.per_policy import of_policy, policy_names
-from rlforge.config.roots import read_any, read_run
-from rlforge.config.schema import RunConfig
+from rlforge.config.roots import read_any
 from rlforge.errors import CheckpointError, ConfigError, PromptTooLongError, RlforgeError
 from rlforge.games.base import View
 from rlforge.kinds import kind_of
+from rlforge.lab.verify.recorded import RecordedGames
 from rlforge.record.digests import FILE, broken_at, digest_of_batch, digest_of_games
-from rlforge.record.files import read_jsonl
 from rlforge.record.game_files import index_games, read_games
 from rlforge.record.recorded import Check, Recorded, Say
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.collector import learned_episodes
 from rlforge.rollout.episode import Seats, play_game
 from rlforge.samples import Sample, TrainBatch
-from rlforge.system.checkpoint import is_step_name, read_manifest, step_number
+from rlforge.system.checkpoint import read_manifest
 from rlforge.system.hardware import describe, versions
 from rlforge.types import Completion, GameRecord, Seat, value
 
@@ -70,25 +69,8 @@ def verify(
     return Verification(checks=checks, differs=tuple(_differences(run.computed)))
 
 
-class VerifiedGames(Recorded):
-    """A run of games, with the batches and games that the checks have read."""
-
-    def __init__(self, run_dir: Path, whole: bool, seed: int) -> None:
-        super().__init__(run_dir, whole, seed)
-        self.config = read_run(run_dir, RunConfig)
-        self.batches: dict[int, TrainBatch] = {}
-        self.records: dict[str, GameRecord] = {}
-
-    def made(self) -> int:
-        return max((row["step"] for row in read_jsonl(self.paths.metrics)), default=0)
-
-    def made_in(self, uid: str) -> int:
-        # How often the run had been resumed before it made the version.
-        return int(self.steps.get(step_number(uid), {}).get("part", 0)) if is_step_name(uid) else 0
-
-    def batch_file(self, number: int) -> Path:
-        stem = self.dir / "batches" / f"batch-{number:06d}"
-        return stem.with_suffix(f".{self.config.buffer.save_batches_as[0]}")
+class VerifiedGames(RecordedGames):
+    """A run of games, whose batches, games, rewards, log-probs and updates are made again."""
 
     def checks(self, say: Say) -> Iterator[Check]:
         yield _batches(self)
@@ -141,7 +123,7 @@ def _checkpoints(run: Recorded) -> Check:
     return Check("checkpoints", "versions", count, count, result, problems)
 
 
-def _batches(run: VerifiedGames) -> Check:
+def _batches(run: RecordedGames) -> Check:
     problems, drawn = [], [n for n, row in run.steps.items() if row.get("batch")]
     if not run.config.buffer.save_batches:
         notes = ["batches were not saved (buffer.save_batches=false)"]
@@ -166,7 +148,7 @@ def _batches(run: VerifiedGames) -> Check:
 # ---------------------------------------------------------------- games
 
 
-def _games(run: VerifiedGames, say: Say) -> Check:
+def _games(run: RecordedGames, say: Say) -> Check:
     try:
         ids = [game.spec.game_id for game in index_games(run.dir)]
         of_batches = {sample.origin for batch in run.batches.values() for sample in batch.samples}
@@ -190,7 +172,7 @@ def _games(run: VerifiedGames, say: Say) -> Check:
     return Check("games", "games", played, len(ids), result, problems, notes)
 
 
-def _noted_games(run: VerifiedGames) -> Iterator[str]:
+def _noted_games(run: RecordedGames) -> Iterator[str]:
     records = iter(run.records.values())  # in the order in which they were recorded
     for row in run.lines:
         games = list(itertools.islice(records, row.get("played", 0)))
@@ -244,7 +226,7 @@ async def _replayed(record: GameRecord) -> str | None:
 # ---------------------------------------------------------------- rewards
 
 
-def _rewards(run: VerifiedGames) -> Check:
+def _rewards(run: RecordedGames) -> Check:
     problems, notes, checked = list[str](), list[str](), 0
     pipelines = {
         name: RewardPipeline(of_policy(run.config, name).rewards)

@@ -21,7 +21,7 @@ from rlforge.engines import invariant, whole
 from rlforge.engines.policies import PolicyStore
 from rlforge.engines.sampling import sampling_logprobs
 from rlforge.engines.versions import PolicyKey
-from rlforge.lab.verify.check import VerifiedGames
+from rlforge.lab.verify.recorded import RecordedGames
 from rlforge.learner import make_learners, read_state
 from rlforge.learner.ranks import Ranks
 from rlforge.models.devices import exact_kernels, resolve_device, resolve_dtype
@@ -127,7 +127,7 @@ class Made:
     files: Mapping[str, str]  #: SHA-256 of the policy's files as it would be saved, by name
 
 
-def remade(run: VerifiedGames, state: Path | None, numbers: Sequence[int]) -> Iterator[Made]:
+def remade(run: RecordedGames, state: Path | None, numbers: Sequence[int]) -> Iterator[Made]:
     """Make consecutive updates after a saved state again; None: from the start of the run."""
     config, start = run.config, start_of(run.config, run.dir)
 
@@ -155,7 +155,7 @@ def remade(run: VerifiedGames, state: Path | None, numbers: Sequence[int]) -> It
 
 
 @contextlib.contextmanager
-def _as_then(run: VerifiedGames) -> Iterator[None]:
+def _as_then(run: RecordedGames) -> Iterator[None]:
     """Let torch compute with the threads and kernels of the run."""
     exact, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
     torch.set_num_threads(run.computed.get("threads") or threads)
@@ -171,7 +171,7 @@ def _as_then(run: VerifiedGames) -> Iterator[None]:
 # ---------------------------------------------------------------- against the record
 
 
-def check_logprobs(run: VerifiedGames, say: Say) -> Check:
+def check_logprobs(run: RecordedGames, say: Say) -> Check:
     by_version: dict[str, list[Answered]] = defaultdict(list)
     made_again = of_others = 0
     for record in run.records.values():
@@ -220,12 +220,12 @@ def check_logprobs(run: VerifiedGames, say: Say) -> Check:
     )
 
 
-def _dtype(run: VerifiedGames) -> str:
+def _dtype(run: RecordedGames) -> str:
     device = resolve_device(run.config.hardware.device)
     return str(resolve_dtype(run.config.model.dtype, device)).removeprefix("torch.")
 
 
-def _places(run: VerifiedGames, uids: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+def _places(run: RecordedGames, uids: Iterable[str]) -> Iterator[tuple[str, str | None]]:
     """Yield the policies whose weights are saved, each with their place; None: the base model."""
     starts = {step_name(0, name) for name in policy_names(run.config)}
     for uid in uids:
@@ -235,7 +235,7 @@ def _places(run: VerifiedGames, uids: Iterable[str]) -> Iterator[tuple[str, str 
             yield uid, None
 
 
-def check_updates(run: VerifiedGames, say: Say) -> Check:
+def check_updates(run: RecordedGames, say: Say) -> Check:
     problems, notes, checked = list[str](), list[str](), 0
     if run.config.learner.num_learners > 1:
         notes.append("updates of several ranks are not made again")
@@ -255,7 +255,7 @@ def check_updates(run: VerifiedGames, say: Say) -> Check:
     return Check("updates", "updates", checked, total, result, problems, notes)
 
 
-def _stretches(run: VerifiedGames) -> Iterator[tuple[Path | None, list[int]]]:
+def _stretches(run: RecordedGames) -> Iterator[tuple[Path | None, list[int]]]:
     """Yield consecutive updates that can be made again, with the saved state before them."""
     # A stretch ends where something else changed the weights: a policy that began anew, or what the
     # sentinel did.
@@ -277,7 +277,7 @@ def _stretches(run: VerifiedGames) -> Iterator[tuple[Path | None, list[int]]]:
             yield states.get(start), numbers
 
 
-def _update_problem(run: VerifiedGames, made: Made) -> str | None:
+def _update_problem(run: RecordedGames, made: Made) -> str | None:
     row = run.steps[made.number]
     for part, what in (
         ("policy_before", "the weights before it are"),
