@@ -1,8 +1,7 @@
 """Runs from Python: start, resume, read, evaluate and play them.
 
-Everything works in scripts, threads and notebooks. What the configuration decides is decided by
-the configuration here, too: experiments, overrides and error messages are those of the command
-line. Names are imported from ``rlforge`` itself.
+Everything works in scripts, threads and notebooks, with the experiments, overrides and messages of
+the command line.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ def compose(
 ) -> PolicyConfig:
     """The validated configuration of an experiment; starts nothing.
 
-    overrides: the name of an experiment first, if any, then ``key=value`` as on the command line.
-    values: further keys, groups of keys as mappings, and ``experiment``; ``${key}`` in a text
-    stands for that key's value, as in YAML. config_dir: a folder with a user's own groups and
-    experiments. Raises ConfigError, which names key, value, origin and mend.
+    overrides: the name of an experiment, if any, then ``key=value`` as on the command line.
+    values: further keys, groups as mappings, and ``experiment``; ``${key}`` in a text stands for
+    that key's value. config_dir: a folder with a user's own groups and experiments. Raises
+    ConfigError, which names key, value, origin and mend.
 
     Example:
         >>> config = compose("simpletak_mirror", "learner.batch_size=64", seed=3)
@@ -65,11 +64,11 @@ def compose(
 
 
 def train(*overrides: str, config_dir: Path | str | None = None, **values: object) -> Run:
-    """Train, of games or continuously as the experiment says, to the end; arguments of ``compose``.
+    """Train to the end, of games or continuously as the experiment says; arguments of ``compose``.
 
     Ctrl-C ends the run after its current update, which is saved: ``summary["status"]`` is then
     ``interrupted``, and ``resume`` goes on. Raises ConfigError before anything starts, RunError
-    when the run cannot go on.
+    where the run cannot go on.
 
     Example:
         >>> run = train("tictactoe_mirror", learner={"total_updates": 2})  # doctest: +SKIP
@@ -82,9 +81,9 @@ def train(*overrides: str, config_dir: Path | str | None = None, **values: objec
 def sft(*overrides: str, config_dir: Path | str | None = None, **values: object) -> Run:
     """Fine-tune on given answers to the end; arguments of ``compose``.
 
-    ``data`` says on which answers: of players, of a run, or of a file. An experiment of a run that
-    plays games gives games, model and engine. Raises as ``train`` does. The result is where a run
-    starts with ``learner={"initial_adapter": run.path}``.
+    ``data`` says on which: of players, of a run, or of a file. An experiment of a run that plays
+    games gives games, model and engine. Raises as ``train``. A run starts from the result with
+    ``learner={"initial_adapter": run.path}``.
 
     Example:
         >>> run = sft("tictactoe_mirror", data={"players": ["random_legal"]})  # doctest: +SKIP
@@ -99,11 +98,14 @@ class GRPOConfig:
     """Window GRPO in the terms of the document on continuous training, with its values.
 
     ``rlforge.train("market_continuous", *config.overrides())`` trains by it.
-    model_name: a model of config group ``model``, a folder, or an id of the Hugging Face hub.
-    batch_size: decisions in a forward pass, of which ``gradient_accumulation_steps`` make an
-    optimizer step. iterations_per_window: passes over the selected decisions of a window.
-    reward_threshold: least RULER score of those. max_length: most tokens of prompt and answer; a
-    quarter of them, 512 at most, is for the answers of language models.
+
+    Attributes:
+        model_name: A model of config group ``model``, a folder, or an id of the Hugging Face hub.
+        batch_size: Decisions in a forward pass; ``gradient_accumulation_steps`` passes make an
+            optimizer step.
+        iterations_per_window: Passes over the selected decisions of a window.
+        reward_threshold: Least RULER score of selected decisions.
+        max_length: Most tokens of prompt and answer; a quarter, 512 at most, is for the answer.
 
     Example:
         >>> config = GRPOConfig(model_name="tiny_market", learning_rate=1e-5)
@@ -121,7 +123,7 @@ class GRPOConfig:
     max_length: int = 2048
 
     def overrides(self) -> list[str]:
-        """The same as overrides of the configuration of a continuous run."""
+        """The settings as overrides of a continuous run."""
         group = (conf_dir() / "model" / f"{self.model_name}.yaml").is_file()
         by_name = ["model=hf", f"model.name={self.model_name}"]
         model = [f"model={self.model_name}"] if group else by_name
@@ -144,7 +146,7 @@ class GRPOConfig:
 def start(
     lines: Sequence[str], config_dir: Path | None, root: type[PolicyConfig] | None = None
 ) -> Run:
-    """Train from overrides as on the command line. root: the only kind of run; None: any."""
+    """Train from overrides. root: the only kind of run; None: any."""
     from rlforge import launch
 
     kind = root_of(lines, config_dir) if root is None else root
@@ -152,11 +154,11 @@ def start(
 
 
 def resume(run_dir: Path | str, *, more: int = 0) -> Run:
-    """Go on with a run, of whichever kind, from its newest saved state, to its end.
+    """Go on with a run of any kind, from its newest saved state, to its end.
 
-    more: updates, or windows of a continuous run, in addition to those it was to make. A learning
-    rate that falls over the run falls over the longer one: it rises again where the run was over.
-    Raises RunError for a complete run without ``more``, CheckpointError for a damaged state.
+    more: updates, or windows of a continuous run, beyond what it was to make. A learning rate that
+    falls over the run falls over the longer one: it rises again where the run was over. Raises
+    RunError for a complete run without ``more``, CheckpointError for a damaged state.
 
     Example: of a run that made two updates.
         >>> resume("runs/tictactoe_mirror/2026-01-01_12-00-00", more=1).versions  # doctest: +SKIP
@@ -198,7 +200,6 @@ class Run:
         self._files = open_run(path)
 
     def __repr__(self) -> str:
-        """The path, relative where it is below the current directory, and how the run ended."""
         return f"Run({str(short(self.path))!r}, {self.summary.get('status', 'unfinished')})"
 
     @property
@@ -238,7 +239,7 @@ class Run:
         return _table(rows)
 
     def games(self, purpose: Purpose | None = None) -> Iterator[GameRecord]:
-        """The finished games, oldest first; purpose: only those of training or of evaluations."""
+        """The finished games, oldest first, or those of one purpose."""
         from rlforge.record.game_files import read_games
 
         return read_games(self.path, purpose=purpose)
@@ -246,8 +247,8 @@ class Run:
     def policy(self, version: str = "latest") -> Policy:
         """A version of the policy, loaded into this process; close it, or use it in ``with``.
 
-        version: ``step-N``, ``latest``, ``best`` (by win rate in the run's evaluations), or
-        ``deploy-N`` of a continuous run. Raises CheckpointError where it is missing or damaged.
+        version: ``step-N``, ``latest``, ``best`` (by win rate in evaluations), or ``deploy-N`` of a
+        continuous run. Raises CheckpointError where it is missing or damaged.
         """
         from rlforge.run.match import Policy
 
@@ -256,9 +257,9 @@ class Run:
     def evaluate(self, *opponents: str, version: str = "latest", games: int | None = None) -> Table:
         """Play a version against opponents, seats swapped; one row per environment and opponent.
 
-        opponents: names as in a configuration, or versions of this run; without any those of the
-        run. games: per row; None takes that of the run. Raises ConfigError for unknown names, and
-        RunError where no game finished.
+        opponents: names as in a configuration, or versions of this run; none: those of the run.
+        games: per row; None: as in the run. Raises ConfigError for unknown names, RunError where no
+        game finished.
         """
         from rlforge.local.evaluate import evaluate_run
 
@@ -281,12 +282,17 @@ class Run:
         seats: Mapping[int, str] | None = None,
         samples: int = 100,
     ) -> list[GameRecord]:
-        """Play a finished game on from before its turn ``turn``, counted from 1; the new games.
+        """Play a finished game on from before a turn; returns the new games.
 
-        game: its id, or ``latest``. action: taken at that turn; empty: the policy answers. seats:
-        policies by player in place of those of the game, by the names of ``evaluate``. What is
-        hidden stays as it was dealt; answers, and chance events to come, are drawn anew. Raises
-        ConfigError for what cannot be, RunError where all new games failed.
+        Hidden cards stay as dealt; answers and chance events are drawn anew. Raises ConfigError for
+        what cannot be, RunError where all new games failed.
+
+        Args:
+            game: Its id, or ``latest``.
+            turn: Counted from 1.
+            action: Taken at that turn; empty: the policy answers.
+            seats: Other policies by player, by the names of ``evaluate``.
+            samples: Number of new games.
         """
         from rlforge.show.replay import find_game
 
@@ -296,10 +302,9 @@ class Run:
         return played
 
     def verify(self, *, whole: bool = False, seed: int = 0) -> Table:
-        """Check that the run is what it says (``rlforge verify``); a row per kind of check.
+        """Check that the run is what it says, as ``rlforge verify``; a row per kind of check.
 
-        whole: everything instead of a part, which ``seed`` decides. ``problems`` of a row is what
-        does not agree.
+        whole: everything instead of a part, which ``seed`` decides.
         """
         found = LOOKS.find("verify").verify(self.path, whole=whole, seed=seed)
         return _table([dataclasses.asdict(check) for check in found.checks])
@@ -315,9 +320,9 @@ class Run:
         """The value of a finished game before and after each turn, by playing on; a row per turn.
 
         ``decisive`` turns change the mean reward of the player that moved by more than chance;
-        where they were mistakes, ``best`` is a better action. player: whose value it is; None: of
-        the evaluated policy, or the first that trains. Others as of ``fork``. The analysis is kept
-        in the run, for its report. Raises as ``fork``.
+        where they were mistakes, ``best`` is a better action. player: None is the evaluated one, or
+        the first that trains. Others, and errors, as of ``fork``. The analysis is kept for the
+        run's report.
         """
         from rlforge.record.analyses import write_analysis
         from rlforge.show.replay import find_game
@@ -360,10 +365,16 @@ class Run:
     ) -> Path:
         """Write a version to a new folder, as transformers or PEFT load it; returns the folder.
 
-        merge: whole weights, the adapter merged into them; else the adapter. version: as for
-        ``policy``. dtype: of whole weights; None is that of the model. gguf: a GGUF file as well.
-        push: upload to this repository of the Hugging Face hub, too, private unless ``public``.
         Raises ConfigError for what cannot be, before anything is computed.
+
+        Args:
+            folder: New or empty.
+            merge: Write whole weights with the adapter merged into them, not the adapter.
+            version: As for ``policy``.
+            dtype: Of whole weights; None is that of the model.
+            gguf: Write a GGUF file as well.
+            push: Repository of the Hugging Face hub to upload to, too.
+            public: Whether a new repository is.
         """
         from rlforge.run.export import export_run
 
@@ -379,10 +390,10 @@ class Run:
         )
 
     def report(self, output: Path | str | None = None) -> Path:
-        """Write the report into ``report.html`` of the run, or ``output``; returns its path."""
+        """Write the report to ``report.html`` of the run, or ``output``; returns its path."""
         from rlforge.show.report import write_report
 
-        return write_report(self.path, None if output is None else Path(output))
+        return write_report(self.path, output)
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
@@ -398,7 +409,6 @@ def _folder(config_dir: Path | str | None) -> Path | None:
 
 
 def _overrides(overrides: Sequence[str], values: Mapping[str, object]) -> list[str]:
-    """Lines as on the command line."""
     return [*overrides, *_assignments(values, "")]
 
 

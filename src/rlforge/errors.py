@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 
 class RlforgeError(Exception):
-    """Root of all failures with a message for the user, and the exit code of the command.
+    """Root of all failures with a message for the user and an exit code.
 
     Example:
         >>> ConfigError("learner.batch_size=0: must be above 0").exit_code
@@ -116,7 +116,7 @@ class RunError(RlforgeError):
 
 
 def raise_all(problems: Iterable[object]) -> None:
-    """Raise one ConfigError for all problems, a line each; without any, nothing happens.
+    """Raise one ConfigError for all problems, if there are any, a line each.
 
     Example:
         >>> raise_all([])
@@ -132,8 +132,6 @@ def raise_all(problems: Iterable[object]) -> None:
 def collected(problems: Iterable[object]) -> list[str]:
     """The texts of ``problems``, each once; a ConfigError that is raised on the way ends them.
 
-    It counts where it is the first: after others it is one of their consequences.
-
     Example:
         >>> collected(["seed=-1: must be 0 or more", "seed=-1: must be 0 or more"])
         ['seed=-1: must be 0 or more']
@@ -141,7 +139,7 @@ def collected(problems: Iterable[object]) -> list[str]:
     found: dict[str, None] = {}
     try:
         found.update((str(problem), None) for problem in problems)
-    except ConfigError as error:
+    except ConfigError as error:  # after others it is one of their consequences
         found = found or {str(error): None}
     return list(found)
 
@@ -161,7 +159,7 @@ def refusals(*calls: Callable[[], object]) -> Iterator[ConfigError]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an exception of a library says, or the name of its class.
+    """The first line of an exception's message, or the name of its class.
 
     Example:
         >>> first_line(OSError("no such file\\nat line 3")), first_line(KeyboardInterrupt())
@@ -171,7 +169,7 @@ def first_line(error: BaseException) -> str:
 
 
 def check_type(given: object, *taken: type, what: str) -> None:
-    """Raise TypeError where an argument is none of the types ``taken``; what: a sentence on these.
+    """Raise TypeError for an argument of other types than ``taken``; what: a sentence on these.
 
     Example:
         >>> check_type("kuhn", str, what="env is the name of a game")
@@ -184,7 +182,7 @@ def check_type(given: object, *taken: type, what: str) -> None:
 
 
 def nearest(name: str, names: Iterable[str], count: int = 3) -> str:
-    """``; did you mean a, b?`` for the names closest to ``name``, or an empty string.
+    """``; did you mean a, b?`` for the names closest to ``name``, or nothing.
 
     Example:
         >>> nearest("gpro", ["gspo", "grpo", "reinforce"])

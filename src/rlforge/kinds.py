@@ -1,9 +1,7 @@
 """Kinds of runs: all that depends on the kind, as one value for each.
 
-    kind_of(config) ─▶ RunKind: checks, actors, controller, what a resume needs, what comes next
-
-Code that all kinds share asks ``kind_of``, and never what a configuration is an instance of. Kinds
-are found through the registry ``rlforge.config.plugins.RUN_KINDS``, so that a package can add one.
+Code that all kinds share asks ``kind_of``, and never the class of a configuration. Packages can add
+kinds, which are found by ``rlforge.config.plugins.RUN_KINDS``.
 """
 
 from __future__ import annotations
@@ -26,11 +24,10 @@ if TYPE_CHECKING:  # to import it takes half a second, and lists of keys need th
 C = TypeVar("C", bound=PolicyConfig)
 
 Say = Callable[[str], None]
-"""Shows a line to the user."""
 
 
 class Asked(NamedTuple):
-    """A turn at which a policy was asked: prompt ids, how they came about, and from what."""
+    """A turn at which a policy was asked."""
 
     prompt_token_ids: Sequence[int]
     form: Form
@@ -50,19 +47,17 @@ class Controller(Protocol):
         """Train and save the result; False where ``stop`` ended it before it was complete."""
 
     def stop(self) -> None:
-        """End ``run`` after the work in hand, which is saved. Called once, in the event loop."""
+        """End ``run`` after the work in hand, which is saved; called once, in the event loop."""
 
     async def close(self) -> None:
-        """Release what ``begin`` opened; called last, also after a failure."""
+        """Release everything; called last, also after a failure."""
 
     def summary(self) -> Mapping[str, Any]:
         """For summary.json, at any time. ``objective``: the number that a sweeper maximises."""
 
 
 class RunKind(ABC, Generic[C]):
-    """One kind of run. Modules that a method needs are imported when it is called.
-
-    For a kind that trains, ``root``, ``check``, ``nodes`` and ``controller`` are enough.
+    """One kind of run; one that trains needs ``root``, ``check``, ``nodes`` and ``controller``.
 
     Example:
         >>> from rlforge.config.schema import RunConfig
@@ -71,24 +66,22 @@ class RunKind(ABC, Generic[C]):
         ['tracker', 'pool', 'buffer', 'learner', 'engine', 'collector']
     """
 
-    #: Class of its configurations.
     root: type[C]
-    #: Whether it learns answers that it is given, with their form.
+    #: Whether it learns given answers.
     supervised = False
-    #: Whether engines generate answers of the policy.
+    #: Whether it has engines.
     generates = True
-    #: Whether a learner makes updates of it.
+    #: Whether it has a learner.
     learns = True
     #: What its progress counts.
     unit = "update"
     #: ``module:Thing``, a ``rlforge.record.recorded.Recorded``; empty: nothing can be verified.
     recorded = ""
-    #: ``module:function`` that makes the page of its report, as HTML, from a ``RunData``.
+    #: ``module:function`` from a ``RunData`` to the page of its report.
     report = "rlforge.show.report:of_games"
-    #: ``module:function`` that makes charts of its results from a ``RunData``.
+    #: ``module:function`` from a ``RunData`` to charts of its results.
     results = "rlforge.show.report.curves:outcomes"
-    #: ``module:function`` that makes the sections of its display from a ``Progress``;
-    #: empty: those of updates.
+    #: ``module:function`` from a ``Progress`` to sections of its display; empty: as of games.
     progress = ""
 
     @abstractmethod
@@ -111,22 +104,22 @@ class RunKind(ABC, Generic[C]):
         return {}
 
     def notes(self, composed: Composed[C]) -> Iterator[str]:
-        """Values that go badly together, though the run can start."""
+        """Warnings about values that go badly together."""
         yield from ()
 
     def forecast(self, config: C) -> str | None:
-        """Sentences on what to expect of collection; None where nothing is collected."""
+        """Sentences on what to expect of collection, if there is one."""
         return None
 
     def prepare(self, config: C, run_dir: Path, say: Say) -> None:
-        """Make in ``run_dir`` what the actors need, where it is not there yet."""
+        """Make in ``run_dir`` what the actors need and is missing."""
 
     def counted(self, config: C, run_dir: Path) -> C:
-        """The configuration with numbers that follow from what ``run_dir`` has."""
+        """The configuration with numbers that follow from the content of ``run_dir``."""
         return config
 
     def check_resumable(self, config: C, run_dir: Path) -> None:
-        """Raise RunError where the run is complete, CheckpointError where its state is damaged."""
+        """Raise RunError for a complete run, CheckpointError for a damaged state."""
         from rlforge.record.files import RunPaths
         from rlforge.record.status import read_summary
 
@@ -136,11 +129,11 @@ class RunKind(ABC, Generic[C]):
             raise RunError(f"{run_dir}: already finished; start a new run")
 
     def longer(self, config: C, more: int) -> C:
-        """The configuration with so many more updates; ConfigError where that has no meaning."""
+        """The configuration with more updates; ConfigError where that has no meaning."""
         raise ConfigError(f"--more: {self.root.about} cannot be made longer")
 
     def saved(self, run_dir: Path) -> str:
-        """A sentence on what is left of a run that was interrupted at once."""
+        """The end of a message on what is left of a run that was interrupted at once."""
         from rlforge.system.checkpoint import latest_checkpoint
 
         try:
@@ -152,11 +145,11 @@ class RunKind(ABC, Generic[C]):
         return f"at once; {newest.name} is saved, later work is lost; go on with"
 
     def next_steps(self, config: C, run_dir: Path) -> list[str]:
-        """The commands that a user of a finished run gives next; each works as it is printed."""
+        """Commands for the user of a finished run."""
         return [f"rlforge report {shlex.quote(str(run_dir))}"]
 
     def learned(self, config: C, policy: str) -> str:
-        """A sentence for the card on what a policy of the run learned from."""
+        """Words for the card on what a policy of the run learned from."""
         return "its own experience"
 
     def asked(self, config: C, run_dir: Path, policy: str) -> Iterator[Asked]:
@@ -172,7 +165,7 @@ class RunKind(ABC, Generic[C]):
                         yield Asked(ids, seat.form, turn.observation)
 
     def samples(self, config: C, run_dir: Path, update: int | None) -> tuple[int, Sequence[Any]]:
-        """An update, by default the newest, and its ``ShownSample``s; ConfigError for none."""
+        """The number of an update, by default the newest, and its ``ShownSample``s."""
         raise ConfigError(f"{run_dir} is {self.root.about}, which keeps no batches")
 
 

@@ -1,7 +1,4 @@
-"""From a command line to a run or a sweep: compose, validate, make the directory, run.
-
-Nothing is created before the whole configuration is validated.
-"""
+"""From a command line to a run or a sweep. Nothing is created before all is validated."""
 
 from __future__ import annotations
 
@@ -66,7 +63,7 @@ SWEEP = (
     "hydra/job_logging=none",
     "hydra/hydra_logging=none",
 )
-"""Settings of Hydra for a sweep: each job makes its own run directory, Hydra writes nothing."""
+"""Hydra's settings for a sweep: each job makes its own run directory, Hydra writes nothing."""
 
 
 def composed(
@@ -75,10 +72,9 @@ def composed(
     gpus: int | None = None,
     gpu_memory_gb: float | None = None,
 ) -> tuple[PolicyConfig, RunPlan[Any]]:
-    """The validated configuration and its plan; ConfigError says what is wrong.
+    """The validated configuration and its plan, for a machine as of ``for_machine``.
 
-    It needs no key of an API, no package that only has templates, and no GPU: gpus, gpu_memory_gb:
-    those of the machine that it is for, as ``for_machine`` has it.
+    It needs no key of an API, no package that only has templates, and no GPU.
     """
     result, _ = with_template(compose_any(overrides, config_dir))
     with absent_noted() as absent:
@@ -102,7 +98,7 @@ def composed(
 def _composed(
     overrides: Sequence[str], config_dir: Path | None, root: type[C]
 ) -> tuple[C, RunPlan[C], list[str]]:
-    """Compose for a command that runs a ``root``, and check that it fits this machine."""
+    """Compose a run of ``root``, and check that it fits this machine."""
     notes: list[str] = []
     result = checked(compose_run(overrides, config_dir, root), _check_with_model, notes.append)
     check_start(result)
@@ -118,9 +114,7 @@ def _say(text: str) -> None:
 
 
 def _checked_here(config: C, run_dir: Path | None = None) -> tuple[RunPlan[C], list[str]]:
-    """The plan of a run on this machine, and notes, which are also printed.
-
-    run_dir: of a run that has begun.
+    """The plan of a run, that may have begun, on this machine, and notes, which are printed.
 
     Raises ConfigError where the actors, or their model, are not for this machine.
     """
@@ -140,13 +134,13 @@ def _checked_here(config: C, run_dir: Path | None = None) -> tuple[RunPlan[C], l
 
 
 def check(result: Composed[Any], *, keys: bool = True) -> None:
-    """Raise ConfigError for what cannot run; keys: also for what it needs and is not there."""
+    """Raise ConfigError for what cannot run; keys: also for what is missing here."""
     raise_all(result.error(key, problem) for key, problem in result.config.problems())
     kind_of(result.config).check(result, keys=keys)
 
 
 def _check_with_model(result: Composed[Any], *, keys: bool = True) -> None:
-    """Check as ``check`` does, and with it a model that is on this machine."""
+    """Check as ``check``; with its problems come those of a model that is on this machine."""
     try:
         check(result, keys=keys)
     except ConfigError as error:
@@ -159,24 +153,23 @@ def _check_with_model(result: Composed[Any], *, keys: bool = True) -> None:
 def train(
     overrides: Sequence[str], config_dir: Path | None, root: type[PolicyConfig] = RunConfig
 ) -> Any:
-    """Validate and run one experiment; returns its ``Outcome``. root: what the command runs."""
+    """Validate and run an experiment of ``root``; returns its ``Outcome``."""
     config, plan, notes = _composed(overrides, config_dir, root)
     command = _command(root, overrides, config_dir)
     return _run(config, plan, notes, new_run_dir(config), command)
 
 
 def train_config(config: RunConfig, command: Sequence[str]) -> Any:
-    """Train from a configuration; command: the arguments of ``rlforge`` that start it."""
+    """Train from a configuration. command: arguments of ``rlforge``."""
     check(Composed(config=config, rest=f"rlforge {' '.join(command)}"))
     return _run(config, *_checked_here(config), new_run_dir(config), tuple(command))
 
 
 def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig, more: int = 0) -> Any:
-    """Continue the run in ``run_dir`` from its newest saved state; returns its ``Outcome``.
+    """Continue a run from its newest saved state; returns its ``Outcome``.
 
-    root: what the command runs. more: updates or windows that its configuration gets in addition.
-    Raises RunError when the run is complete, and CheckpointError naming the file when that state is
-    damaged: nothing is started then.
+    more: updates or windows in addition. Raises RunError where the run is complete, CheckpointError
+    where the state is damaged, before anything is started.
     """
     config = read_run(run_dir, root)
     kind = kind_of(config)
@@ -195,11 +188,8 @@ def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig, more: int = 0) -
 def sweep(
     overrides: Sequence[str], config_dir: Path | None, root: type[PolicyConfig] = RunConfig
 ) -> Path:
-    """Run every combination with Hydra's launcher and sweeper; returns the folder of the jobs.
-
-    root: what the command runs. Plain grid sweeps are validated whole before the first job
-    starts; other sweepers (Optuna) choose as they go, so their jobs are validated one by one.
-    """
+    """Run every combination with Hydra's launcher and sweeper; returns the folder of the jobs."""
+    # Grids are validated whole before the first job starts. Other sweepers choose as they go.
     jobs = _grid(overrides)
     first, *_ = [_composed(job, config_dir, root)[0] for job in jobs]
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
@@ -230,10 +220,10 @@ def sweep(
 
 
 def sweep_job(job: DictConfig) -> float:
-    """One job of a sweep, wherever the launcher runs it; returns the objective.
+    """Run a job of a sweep, wherever its launcher does; returns the objective.
 
-    A failed job leaves ``failed.txt`` and counts as the worst result; the sweep goes on.
-    An interrupted one ends the sweep: raises KeyboardInterrupt.
+    A failed job leaves ``failed.txt`` and counts as the worst result. An interrupted one ends the
+    sweep by KeyboardInterrupt.
     """
     hydra = HydraConfig.get()
     whole = job.copy()
@@ -263,7 +253,7 @@ def sweep_job(job: DictConfig) -> float:
 
 
 def new_run_dir(config: PolicyConfig) -> Path:
-    """``run_dir``, or a fresh runs/NAME/TIMESTAMP; ConfigError when it holds a run already."""
+    """``run_dir``, or a fresh runs/NAME/TIMESTAMP; ConfigError where it holds a run already."""
     if config.run_dir is not None:
         path = Path(config.run_dir)
         if (path / "config.yaml").exists():
@@ -294,20 +284,18 @@ def _try_folder(path: Path) -> None:
 
 
 def _grid(overrides: Sequence[str]) -> list[list[str]]:
-    """The jobs of a plain grid sweep; for other sweepers, the first choice of each key."""
+    """The jobs of a grid; for other sweepers the first choice of each key."""
     batches = BasicSweeper.split_arguments(_of_jobs(overrides), max_batch_size=None)
     jobs = [list(job) for batch in batches for job in batch]
     return jobs[:1] if _own_sweeper(overrides) else jobs
 
 
 def _of_jobs(overrides: Sequence[str]) -> list[Override]:
-    """The overrides that are not for Hydra itself."""
     parsed = parse_overrides(overrides)
     return [item for item in parsed if not item.get_key_element().startswith("hydra")]
 
 
 def _own_sweeper(overrides: Sequence[str]) -> bool:
-    """Whether another sweeper than the grid chooses the jobs."""
     parsed = parse_overrides(overrides)
     return any(
         item.get_key_element().startswith(("hydra/sweeper", "hydra.sweeper")) for item in parsed
@@ -317,7 +305,6 @@ def _own_sweeper(overrides: Sequence[str]) -> bool:
 def _command(
     root: type[PolicyConfig], overrides: Sequence[str], config_dir: Path | None
 ) -> tuple[str, ...]:
-    """The arguments of ``rlforge`` that start such a run."""
     options = ("--config-dir", str(config_dir)) if config_dir is not None else ()
     return (root.command, *overrides, *options)
 
@@ -331,10 +318,7 @@ def _run(
     *,
     resume: bool = False,
 ) -> Any:
-    """Start or continue the run in ``run_dir``; returns its ``Outcome``.
-
-    plan: that was checked. notes: for its log.
-    """
+    """Start or continue a run by a checked plan; returns its ``Outcome``. notes: for its log."""
     run_dir = run_dir.absolute()
     prepare_ray(plan.hardware)  # before Ray is imported
     from rlforge.run.lifecycle import execute, prepared

@@ -1,4 +1,4 @@
-"""Samples of learning: turns of a game, samples, their batches, the result of an update."""
+"""Samples, their batches, and the result of an update."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from rlforge.types import OTHER_RUN, GameRecord, Turn, value
 
 @value
 class Trajectory:
-    """One seat's turns of a finished game in order: what the step transforms see.
-
-    turns: with what step transforms noted in their ``info``.
+    """A seat's turns of a finished game, for step transforms, which may note in their ``info``.
 
     Example:
         >>> from rlforge.types import EnvSpec, GameSpec
@@ -30,31 +28,26 @@ class Trajectory:
 
     @property
     def final_reward(self) -> float:
-        """The raw reward of the game for this player."""
         return self.record.rewards[self.player_id]
 
 
 @value
 class Sample:
-    """An answer with its reward: what algorithms and the learner take.
-
-    The turns of a game's trained seats are samples, the decisions of agents in a window, and the
-    answers of a dataset.
+    """An answer with its reward: a turn of a game, a decision in a window, a row of a dataset.
 
     Attributes:
         origin: The game, the window and agent, or the row of a file that it is from.
         env_id: The environment, or the source of decisions or rows.
-        group_id: Group id of episodes that are compared, those of one player with each other.
+        group_id: Id of episodes that are compared, a player's with each other.
         turn_index: Place in its ``episode``, from 0.
-        last_turn: It ends there.
-        raw_reward: As the game or the market gave it.
+        last_turn: Whether it ends the episode.
+        raw_reward: Of the game or the market.
         reward: After the transforms.
-        rewards: After each of them by its name, in order.
-        outcome_reward: The part of ``reward`` that comes from the game's outcome; the rest is
-            feedback on this turn alone. Every sample of an episode repeats it, so a critic counts
-            it once, at the last turn.
+        rewards: After each transform by its name, in order.
+        outcome_reward: The part of ``reward`` from the game's outcome, which all samples of an
+            episode repeat; the rest is feedback on this turn alone.
         legal_tokens: As in ``Turn``.
-        info: What is known of the answer, free for user code.
+        info: Free for user code.
 
     Example:
         >>> sample = Sample(
@@ -87,20 +80,19 @@ class Sample:
 
     @property
     def episode(self) -> tuple[str, int]:
-        """The same for all samples of a player of one origin, and no others."""
         return self.origin, self.player_id
 
 
 Episode = tuple[Sample, ...]
-"""All samples of one player of a game, in order."""
+"""All samples of a player of a game, in order."""
 
 
 @value
 class TrainBatch:
-    """The batch of one update.
+    """The batch of an update.
 
-    whole_episodes: all samples of each episode are included, adjacent and in order.
-    dropped_stale: samples dropped as stale since the previous batch.
+    whole_episodes: episodes are complete, adjacent and in order. dropped_stale: samples since the
+    previous batch.
     """
 
     samples: tuple[Sample, ...]
@@ -109,7 +101,7 @@ class TrainBatch:
 
     @property
     def facts(self) -> dict[str, int]:
-        """Notes about the batch in files and digests, beside its samples."""
+        """Facts for files and digests, beside the samples."""
         versions = [sample.policy_version for sample in self.samples] or [OTHER_RUN]
         return {
             "whole_episodes": self.whole_episodes,
@@ -121,10 +113,10 @@ class TrainBatch:
 
 @value
 class UpdateResult:
-    """The result of one learner update; ``metrics`` holds loss, grad_norm, lr, log-prob gaps …
+    """The result of a learner update.
 
-    advantages: of the samples of the batch, in order. digests: of the weights before and after it,
-    and of the optimizer (``Learner.digests``).
+    advantages: of the batch's samples, in order. digests: of the weights before and after it, and
+    of the optimizer.
     """
 
     version: int

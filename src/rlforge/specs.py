@@ -1,7 +1,6 @@
 """The parts of a run as data: what each needs, and what it hands to the others.
 
-A ``rlforge.kinds.RunKind`` lists those of its runs, a ``rlforge.preflight.plan.RunPlan`` holds
-them, and ``rlforge.run.actors.cluster`` starts exactly these. Knows neither Ray nor torch.
+A ``RunKind`` lists them, a ``RunPlan`` holds them, and ``rlforge.run.actors.cluster`` starts them.
 """
 
 from __future__ import annotations
@@ -15,23 +14,21 @@ class ActorSpec:
     """One part of a run: an actor with its replicas, or a part of the run's own process.
 
     Attributes:
-        actor: The class, as ``package.module:Class``; None: a part of the run's own process, the
-            driver.
+        actor: ``package.module:Class``; None: a part of the driver, the run's own process.
         reads: Groups of the configuration.
-        num_cpus, num_gpus: CPU cores and GPUs of each replica.
-        placement: The device it computes on.
+        num_cpus, num_gpus: Of each replica.
+        placement: Device.
         restarts: How often Ray restarts each replica.
-        least: Replicas without which the run does not start; the others are placed when a node has
-            room for them. None: all, at once.
+        least: Replicas without which the run does not start; others are placed when a node has
+            room. None: all.
         concurrency: Calls that a replica serves at once; None: Ray's default.
         sends: (target, what is handed over).
-        placement_group: Parts with the same one get their CPU cores and GPUs together, on as few
-            nodes as possible, and keep them while they are restarted; with ``least`` each replica
-            gets its own alone. None: nothing is reserved.
-        on_driver_node: It reads and writes the run directory, which is there, and is not moved.
-        replicas_key: The configuration key that sets ``replicas``.
-        host: The process that it shares with others; empty: one of its own.
-        loads_alone: It shares a card with others, so it loads its model while none of them does.
+        placement_group: Parts of one get cores and GPUs together, on as few nodes as possible, and
+            keep them over restarts; with ``least`` each replica alone. None: none is reserved.
+        on_driver_node: It needs the run directory, which is there.
+        replicas_key: The key that sets ``replicas``.
+        host: The process that it shares with others; empty: its own.
+        loads_alone: It loads its model while none of the others on its card does.
     """
 
     name: str
@@ -53,18 +50,16 @@ class ActorSpec:
 
     @property
     def number(self) -> str:
-        """Number of replicas in words: ``2``, or ``1 to 2`` where the run starts with one."""
+        """Number of replicas: ``2``, or ``1 to 2`` where the run starts with one."""
         fixed = self.least in (None, self.replicas)
         return str(self.replicas) if fixed else f"{self.least} to {self.replicas}"
 
     @property
     def actor_names(self) -> tuple[str, ...]:
-        """The name of each replica among Ray's actors; none for a part of the driver.
-
-        Engines and collectors have numbers. Of the others the first replica has the plain name.
-        """
+        """The name of each replica among Ray's actors; none for a part of the driver."""
         if self.actor is None:
             return ()
+        # Of other parts the first replica has the plain name.
         numbered = self.name in ("engine", "collector")
         return tuple(
             f"{self.name}-{index}" if index or numbered else self.name
@@ -73,7 +68,6 @@ class ActorSpec:
 
 
 def tracker_node(actor: str = "rlforge.run.actors.state:TrackerActor") -> ActorSpec:
-    """The tracker; actor: where its class is."""
     return ActorSpec(name="tracker", actor=actor, reads=("tracker",), on_driver_node=True)
 
 
@@ -99,7 +93,7 @@ def learner_node(
 def engine_node(
     config: PolicyConfig, hardware: HardwareConfig, *sends: tuple[str, str]
 ) -> ActorSpec:
-    """The engines. sends: as of ``learner_node``."""
+    """The engines. sends: target, and what is handed over."""
     return ActorSpec(
         name="engine",
         actor="rlforge.run.actors.engine:EngineActor",

@@ -6,10 +6,7 @@ import math
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """95 % confidence interval of a success probability (Wilson 1927).
-
-    Without trials it is (0, 1).
-    """
+    """95 % confidence interval of a success probability (Wilson 1927); (0, 1) without trials."""
     if trials == 0:
         return (0.0, 1.0)
     rate, z = successes / trials, 1.959963984540054
@@ -23,9 +20,7 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 def significant(first: tuple[float, float], second: tuple[float, float] = (0.0, 0.0)) -> bool:
-    """Whether two confidence intervals do not overlap; of one interval, whether it excludes 0.
-
-    Only such differences are coloured, in the terminal and in the report.
+    """Whether two confidence intervals do not overlap; of one, whether it excludes 0.
 
     Example:
         >>> significant((0.2, 0.4), (0.3, 0.5)), significant((0.01, 0.2))

@@ -1,7 +1,6 @@
 """The values that packages and processes exchange: games, and the policies that play them.
 
-Every class is frozen: a value is made once and only read afterwards. Token ids and
-log-probabilities come from an engine and are never derived again from text.
+Token ids and log-probabilities come from an engine and are never derived again from text.
 """
 
 from __future__ import annotations
@@ -44,10 +43,7 @@ _T = TypeVar("_T")
     kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,)
 )
 def value(cls: type[_T]) -> type[_T]:
-    """Decorator: a frozen, keyword-only dataclass with slots, as all classes of this module.
-
-    Thousands of values a second pass between processes: they are pickled as their fields' contents
-    in order, without the look-up of the fields that dataclasses do each time.
+    """Make a class a frozen, keyword-only dataclass with slots, which pickles fast.
 
     Example:
         >>> @value
@@ -57,6 +53,8 @@ def value(cls: type[_T]) -> type[_T]:
         >>> Point(x=1)
         Point(x=1, y=0)
     """
+    # Thousands a second pass between processes: they are pickled as their fields' contents in
+    # order, without the look-up of fields that dataclasses do each time.
     made: Any = dataclasses.dataclass(frozen=True, slots=True, kw_only=True)(cls)
     names = tuple(field.name for field in dataclasses.fields(made))
     read = attrgetter(*names)
@@ -75,14 +73,15 @@ def value(cls: type[_T]) -> type[_T]:
 
 @value
 class PolicyRef:
-    """A policy: a version of the model, a scripted player, an API model or another local model.
+    """A policy.
 
-    kind: ``checkpoint`` (an adapter or full weights of the run's model; ``path_or_name`` None is
-    the model before training), ``scripted`` (a player of ``rlforge.games.players``), ``api``
-    (``openai:MODEL``, ``openrouter:MODEL`` or ``litellm:PROVIDER/MODEL``) or ``hf`` (another
-    language model with its own tokenizer; ``path_or_name`` is its folder or id on the hub).
-    version: number of the update that made a checkpoint; 0 for all others.
-    name: of which of the run's ``policies`` a checkpoint is a version; empty where there is one.
+    Attributes:
+        kind: ``checkpoint`` (weights of the run's model), ``scripted`` (a player of
+            ``rlforge.games.players``), ``api`` (``openai:MODEL``, ``openrouter:MODEL`` or
+            ``litellm:PROVIDER/MODEL``) or ``hf`` (another local model with its own tokenizer).
+        path_or_name: Of a checkpoint None is the model before training; of ``hf`` a folder or id.
+        version: Number of the update that made a checkpoint; 0 for all others.
+        name: Entry of the run's ``policies`` that a checkpoint is a version of; else empty.
 
     Example:
         >>> PolicyRef(uid="random_legal", kind="scripted", path_or_name="random_legal").version
@@ -98,7 +97,7 @@ class PolicyRef:
 
 @value
 class Form:
-    """How a seat is asked: its prompt template, and the extraction that reads its answers.
+    """How a seat is asked, and how its answers are read.
 
     Example:
         >>> EnvSpec(id="Nim-v0", form=Form(template="chat")).form.extraction
@@ -110,14 +109,14 @@ class Form:
 
 
 def _stored(prefix: str = "") -> Mapping[str, Any]:
-    """The columns that hold a ``Form``: files have its parts beside the other fields of a value."""
+    # Files have the parts of a form beside the other fields of a value.
     names = {"template": "prompt_template", "extraction": "action_extraction"}
     return {"columns": {part: f"{prefix}{name}" for part, name in names.items()}}
 
 
 @value
 class PolicyForm:
-    """How seats of one of a run's ``policies``, called ``name``, are asked in every game."""
+    """How seats of the policy called ``name`` are asked in every game."""
 
     name: str
     form: Form = dataclasses.field(metadata=_stored())
@@ -133,14 +132,11 @@ class EnvSpec:
     Attributes:
         max_turns, timeout_s: Turns and seconds after which a game is cut; None: it is not.
         win_score: The least reward that is a win in a game of one player, or of one team.
-        winners: Which of several players win, see ``outcome``; None takes what is known of the
-            game.
-        actions: How actions of OpenSpiel games are written, in ``words`` or as OpenSpiel's
-            ``numbers``.
+        winners: Of several players, see ``outcome``; None takes what is known of the game.
+        actions: Of OpenSpiel games: in ``words`` or as OpenSpiel's ``numbers``.
         form: At seats of the model.
-        api_form, hf_form: At seats of API and other models, which know none of the model's short
-            forms.
-        forms: Forms of policies that have their own.
+        api_form, hf_form: At seats of API and other models, which know no short forms.
+        forms: Of policies that have their own.
 
     Example:
         >>> EnvSpec(id="kuhn_poker", source="openspiel").num_players
@@ -166,18 +162,17 @@ class EnvSpec:
 
     @property
     def drops_turns(self) -> bool:
-        """Whether the oldest turns of its conversations are dropped once they are too long."""
+        """Whether conversations that are too long lose their oldest turns."""
         return self.context == "conversation" and self.overflow == "drop_oldest"
 
     def asked(self, policy: PolicyRef) -> Form:
-        """How the seats of ``policy`` are asked."""
         if policy.kind in ("api", "hf"):
             return self.api_form if policy.kind == "api" else self.hf_form
         return next((own.form for own in self.forms if own.name == policy.name), self.form)
 
     @property
     def won_by(self) -> Winners:
-        """Which of its players win: ``winners``, or what is known of the game, or ``one``.
+        """``winners``, or what is known of the game, or ``one``.
 
         Example:
             >>> EnvSpec(id="SecretMafia-v0-train", num_players=6).won_by
@@ -190,11 +185,11 @@ class EnvSpec:
         return next((who for who, games in own if name in games), "one")
 
     def outcome(self, rewards: Mapping[int, float], player_id: int) -> Outcome:
-        """The result of ``player_id``: the one rule of rewards, metrics and evaluations.
+        """The result of a player: the one rule of rewards, metrics and evaluations.
 
-        One player, or ``all`` as one team: a reward of at least ``win_score`` wins, any other
-        loses. Several players: the highest reward wins. Of those who share it, each has won where
-        a ``team`` wins, unless all players share it; where ``one`` player wins, they draw.
+        One player, or ``all`` as one team, wins by a reward of at least ``win_score``, else loses.
+        Of several the highest reward wins. Players who share it win as a ``team``, unless all do;
+        where ``one`` wins, they draw.
 
         Example:
             >>> EnvSpec(id="TicTacToe-v0").outcome({0: 1.0, 1: -1.0}, player_id=1)
@@ -240,15 +235,13 @@ class GameSpec:
     """All inputs of one game; with the recorded completions the game can be replayed.
 
     Attributes:
-        group_id: Games of one group share env, seed and line-up (GRPO's groups); None outside
-            groups.
+        group_id: Games of a group share env, seed and line-up; None: of no group.
         group_size: Number of games in the group.
-        seats: One per player, in order of ``player_id``.
-        focus: Player id of the evaluated policy in an evaluation game; None in training games.
-        past: Turns of another game of the same env and seed that are played again before the
-            policies are asked; chance events after them are drawn anew. None: the game begins at
-            its start.
-        part: How often the run was resumed before the game began; 0 in strict runs.
+        seats: In order of ``player_id``.
+        focus: Player id of the evaluated policy; None in training games.
+        past: Turns of another game of this env and seed that are played again first; chance events
+            after them are drawn anew.
+        part: How often the run was resumed before; 0 in strict runs.
 
     Example:
         >>> env = EnvSpec(id="TicTacToe-v0-train")
@@ -273,17 +266,16 @@ class GameSpec:
 
     @property
     def trained(self) -> tuple[int, ...]:
-        """Player ids of the trained seats."""
         return tuple(seat.player_id for seat in self.seats if seat.trained)
 
     @property
     def viewpoint(self) -> int:
-        """Player whose result counts: the evaluated one, else the first that trains, else 0."""
+        """The player whose result counts: the evaluated, else the first that trains, else 0."""
         return self.focus if self.focus is not None else next(iter(self.trained), 0)
 
     @property
     def learner(self) -> str:
-        """Name of the policy that learns from the game: all trained seats are of one."""
+        """Name of the policy that learns from the game."""
         return next((seat.policy.name for seat in self.seats if seat.trained), "")
 
 
@@ -292,16 +284,13 @@ class SamplingParams:
     """How an engine samples tokens. Log-probs are of the distribution these settings describe.
 
     Attributes:
-        top_k, top_p, min_p: Which tokens are drawn (``rlforge.engines.sampling``); 0, 1 and 0: all.
-        stop_token_ids: Tokens that end a completion and stay in it (the end-of-turn token is
-            trained on).
-        seed: Makes this request's sample repeatable, independent of its batch.
-        conversation: Number of the conversation of which a later request continues this prompt and
-            its answer, token by token; None: none does. The engine may keep their keys and values,
-            so that it only reads what is new then; log-probs stay the same up to rounding. Of
-            several engines one answers all requests of a conversation.
-        grammar: Grammar that answers keep to (``rlforge.engines.grammars``); None: any tokens.
-        model_logprobs: Give those of the model's own distribution beside those of the sampling one.
+        top_k, top_p, min_p: Filters (``rlforge.engines.sampling``); 0, 1 and 0: none.
+        stop_token_ids: Tokens that end a completion and stay in it, to be trained on.
+        seed: Makes the sample repeatable, whatever its batch.
+        conversation: Number of a conversation, whose later requests continue this prompt and answer
+            token by token, so that one engine may keep their keys and values; None: none.
+        grammar: Grammar of answers (``rlforge.engines.grammars``); None: any tokens.
+        model_logprobs: Give log-probs of the model's own distribution, too.
     """
 
     temperature: float = 1.0
@@ -320,12 +309,13 @@ class SamplingParams:
 class Completion:
     """An answer: prompt tokens, sampled tokens, and the policy version that sampled them.
 
-    logprobs: one per token of ``token_ids``, natural log, of the sampling distribution (the
-    behaviour log-probs); empty, as are both id tuples, for policies that return text only.
-    model_logprobs: the same of the model's own distribution, at temperature 1 and without filters,
-    over the tokens that a grammar allows; empty unless they were asked for.
-    finish_reason: ``length`` where ``max_tokens`` cut it, ``context`` where the model's context
-    ended before, ``scripted`` for players that are no models.
+    Attributes:
+        logprobs: Behaviour log-probs, of the sampling distribution, one per token of ``token_ids``;
+            empty, as both id tuples, for policies that return text only.
+        model_logprobs: Of the model's own distribution, at temperature 1 and without filters, over
+            the tokens that a grammar allows; empty unless asked for.
+        finish_reason: ``length`` where ``max_tokens`` cut it, ``context`` where the model's context
+            ended before, ``scripted`` for players that are no models.
 
     Example:
         >>> answer = Completion(text="[4]", token_ids=(17, 2), logprobs=(-0.7, -0.1))
@@ -344,7 +334,7 @@ class Completion:
 
 
 def continues(prompt: tuple[int, ...], before: tuple[int, ...], answer: tuple[int, ...]) -> bool:
-    """Whether ``prompt`` begins with the prompt ``before`` and the answer to it.
+    """Whether ``prompt`` begins with the prompt ``before`` and its answer.
 
     Example:
         >>> continues((5, 6, 7, 8), (5, 6), (7,)), continues((5, 6, 9), (5, 6), (7,))
@@ -361,10 +351,9 @@ class Turn:
     Attributes:
         action: The text passed to the game.
         well_formed: The answer had the requested format.
-        legal: The game accepted the action; False where it counted as invalid.
-        legal_tokens: For each token of the answer, those with which a legal answer goes on there,
-            none behind where no legal answer goes on (``rlforge.rollout.legal``); empty where they
-            are not known or not asked for.
+        legal: The game accepted the action.
+        legal_tokens: For each token of the answer, the tokens with which a legal answer goes on
+            (``rlforge.rollout.legal``); empty where they are not known or not asked for.
 
     Example:
         >>> turn = Turn(
@@ -391,12 +380,11 @@ class Turn:
 
 @value
 class GameRecord:
-    """A game that ended or failed. A failed one has ``error`` set and no rewards.
+    """A game that ended or failed. A failed one has ``error`` and no rewards.
 
-    rewards: raw reward per player id. invalid_by: the player whose invalid move ended the game.
-    cut_by: the player whose prompt or answer did not fit into the context any more
-    (``context_limit``).
-    A game that is cut by a limit of turns, context or time is a draw.
+    A game that is cut by a limit of turns, context or time is a draw. rewards: raw, per player id.
+    invalid_by: the player whose invalid move ended it. cut_by: the player whose prompt or answer
+    outgrew the context.
 
     Example:
         >>> env = EnvSpec(id="TicTacToe-v0-train")
@@ -416,14 +404,14 @@ class GameRecord:
 
     @property
     def ending(self) -> str:
-        """The ending in words: ``finished``, ``invalid move by player 1`` and the like."""
+        """The ending in words, as ``invalid move by player 1``."""
         reason = self.end_reason.replace("_", " ")
         if self.cut_by is not None:
             return f"{reason} of player {self.cut_by}"
         return reason if self.invalid_by is None else f"{reason} by player {self.invalid_by}"
 
     def __repr__(self) -> str:
-        """A line: the turns hold all tokens, and ``rlforge.transcript`` shows them."""
+        # A line: the turns hold all tokens, and ``rlforge.transcript`` shows them.
         spec, end = self.spec, self.end_reason if self.error is None else f"failed: {self.error}"
         rewards = ", ".join(f"player {player} {r:+g}" for player, r in self.rewards.items())
         head = f"{spec.env_id}, {len(self.turns)} turns, {end}"
@@ -434,7 +422,7 @@ class GameRecord:
 class Checkpoint:
     """A saved version of a policy, after ``version`` updates. path None: the untrained model.
 
-    name: which of the run's ``policies`` it is; empty where there is one.
+    name: entry of the run's ``policies``, or empty.
     """
 
     uid: str
@@ -445,7 +433,6 @@ class Checkpoint:
     name: str = ""
 
     def policy(self) -> PolicyRef:
-        """The reference by which games request this version from an engine."""
         return PolicyRef(
             uid=self.uid,
             kind="checkpoint",
@@ -475,10 +462,8 @@ class EvalResult:
 
     @property
     def draw_rate(self) -> float:
-        """Share of the games that were draws."""
         return self.draws / max(self.games, 1)
 
     @property
     def loss_rate(self) -> float:
-        """Share of the games that were lost."""
         return self.losses / max(self.games, 1)

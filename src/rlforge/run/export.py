@@ -25,7 +25,7 @@ from rlforge.local.policies import find_policy
 from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, no_progress_bars
 from rlforge.models.fit import kind_of_weights, read_adapter
 from rlforge.models.made import made_model
-from rlforge.show.card import Form, example_prompt, model_card
+from rlforge.show.card import Exported, Form, example_prompt, model_card
 from rlforge.show.report.data import load_run
 from rlforge.show.report.plots import draw_curves
 from rlforge.system.checkpoint import LATEST
@@ -114,10 +114,10 @@ def export_run(
         if converter is not None:
             say(f"converting to GGUF with {converter}")
             _convert(converter, work, folder.absolute().name, dtype_name)
-        card = model_card(
-            config,
-            run,
-            policy,
+        version_of = Exported(
+            config=config,
+            run=run,
+            policy=policy,
             step=step,
             form=form,
             base=_base(config.model),
@@ -128,7 +128,7 @@ def export_run(
             gap=gap,
             curves=CURVES if (work / CURVES).is_file() else None,
         )
-        atomic_write(work / CARD, card)
+        atomic_write(work / CARD, model_card(version_of))
     say(f"{policy.uid} is in {folder}")
     if push is not None:
         push_folder(folder, push, f"{policy.uid} of {run.name}", public=public, say=say)

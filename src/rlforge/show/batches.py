@@ -1,4 +1,4 @@
-"""Batches to be read: the one of an update as a table, and a sample in full."""
+"""The batch of an update to be read: as a table, and a sample in full."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from rlforge.system.values import to_json
 from rlforge.types import value
 
 WIDE = 110
-"""Columns from which a table has room for environments and for the reward after each transform."""
+"""Columns from which there is room for environments and the reward after each transform."""
 
-#: What ``Sample.info`` knows of an answer, and how it is called.
+#: Entries of ``Sample.info``.
 _MARKS = (("well_formed", "has the form"), ("legal", "is legal"))
 
 #: Most characters of an action in a table.
@@ -38,7 +38,7 @@ class ShownBatch:
     samples: tuple[ShownSample, ...]
 
     def find(self, place: int) -> ShownSample:
-        """The sample ``place``, the first is 0; ConfigError where there is none."""
+        """The sample at a place from 0; ConfigError where there is none."""
         if not 0 <= place < len(self.samples):
             raise ConfigError(
                 f"--sample {place}: batch {self.number} has samples 0 to {len(self.samples) - 1}"
@@ -47,9 +47,9 @@ class ShownBatch:
 
 
 def find_batch(run_dir: Path, number: int | None = None) -> ShownBatch:
-    """The batch of update ``number`` of a run; None: the newest.
+    """The batch of an update, by default the newest; ConfigError for none.
 
-    Raises ConfigError where there is none, RunError for files of earlier versions, without texts.
+    Raises RunError for files of earlier versions, without texts.
     """
     config = read_any(run_dir)
     number, samples = kind_of(config).samples(config, run_dir, number)
@@ -57,7 +57,7 @@ def find_batch(run_dir: Path, number: int | None = None) -> ShownBatch:
 
 
 def among(run_dir: Path, made: Sequence[int], number: int | None) -> int:
-    """One of the updates that were ``made``: ``number``, or the newest; ConfigError for none."""
+    """``number``, or the newest, of the updates that were ``made``; ConfigError for none."""
     if not made:
         raise ConfigError(f"{run_dir} has made no update yet")
     if number is not None and number not in made:
@@ -66,7 +66,7 @@ def among(run_dir: Path, made: Sequence[int], number: int | None) -> int:
 
 
 def to_values(batch: ShownBatch, place: int | None = None) -> dict[str, Any]:
-    """The batch as JSON values; place: of the only sample."""
+    """The batch, or its sample at ``place``, as JSON values."""
     chosen = [place] if place is not None else range(len(batch.samples))
     rows = []
     for index in chosen:
@@ -77,7 +77,7 @@ def to_values(batch: ShownBatch, place: int | None = None) -> dict[str, Any]:
 
 
 def batch_table(batch: ShownBatch, most: int, width: int) -> RenderableType:
-    """The first ``most`` samples, a line each, below what they are together; width: columns."""
+    """The first ``most`` samples, a line each, below a summary; width: columns."""
     shown, wide = batch.samples[:most], width >= WIDE
     several = wide and len({one.sample.env_id for one in batch.samples}) > 1
     updated = batch.samples[0].advantage is not None
@@ -113,7 +113,7 @@ def batch_table(batch: ShownBatch, most: int, width: int) -> RenderableType:
 
 
 def sample_in_full(batch: ShownBatch, place: int) -> RenderableType:
-    """Prompt and answer of sample ``place``, and what it counted for."""
+    """Prompt and answer of a sample, and what it counted for."""
     shown = batch.find(place)
     sample = shown.sample
     lines = [

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rlforge.config.games import EnvEntry
 from rlforge.config.keys import conf_dir
@@ -36,32 +36,41 @@ Form = Literal["adapter", "merged", "full", "base"]
 _TEMPLATE = Path(__file__).with_name("card.md.jinja")
 
 
-def model_card(
-    config: PolicyConfig,
-    run: RunData,
-    policy: PolicyRef,
-    *,
-    step: int,
-    form: Form,
-    base: str,
-    on_hub: bool,
-    **shown: Any,
-) -> str:
-    """The card as Markdown.
+class Exported(NamedTuple):
+    """An exported version, as the template of the card shows it.
 
-    Args:
-        step: updates behind the policy.
-        base: id, folder or kind of the base model.
-        on_hub: whether ``base`` is an id of the Hugging Face hub.
-        shown: ``place``, the repository or the name of the folder; ``dtype``; ``prompt``, a text or
-            messages; ``gap``, the largest difference in log-probs that merging made; ``curves``,
-            the name of the picture. None where there is no prompt, gap or picture.
+    Attributes:
+        step: Updates behind the policy.
+        base: Id, folder or kind of the base model; on_hub: whether it is an id of the hub.
+        place: The repository, or the name of the folder.
+        prompt: A text or messages.
+        gap: Largest difference in log-probs that merging made.
+        curves: Name of the picture.
     """
+
+    config: PolicyConfig
+    run: RunData
+    policy: PolicyRef
+    step: int
+    form: Form
+    base: str
+    on_hub: bool
+    place: str
+    dtype: str
+    prompt: str | list[dict[str, str]] | None
+    gap: float | None
+    curves: str | None
+
+
+def model_card(version: Exported) -> str:
+    """The card as Markdown."""
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+    config, run, policy = version.config, version.run, version.policy
     own = of_policy(config, policy.name)  # of several policies with the groups of this one
-    kind, measured = kind_of(config), _measured(run, policy.name, step)
-    relation, lora = ("adapter", ["lora"]) if form == "adapter" else ("finetune", [])
+    kind, measured = kind_of(config), _measured(run, policy.name, version.step)
+    adapter = version.form == "adapter"
+    relation, lora = ("adapter", ["lora"]) if adapter else ("finetune", [])
     trained_by = "sft" if kind.supervised else "reinforcement-learning"
     results = [
         EvalResult(
@@ -76,9 +85,9 @@ def model_card(
         for _, row in measured
     ]
     data = ModelCardData(
-        base_model=base if on_hub else None,
-        base_model_relation=relation if on_hub else None,
-        library_name="peft" if form == "adapter" else "transformers",
+        base_model=version.base if version.on_hub else None,
+        base_model_relation=relation if version.on_hub else None,
+        library_name="peft" if adapter else "transformers",
         pipeline_tag="text-generation",
         tags=["rlforge", trained_by, "text-games", own.algorithm.name, *lora],
         model_name=f"{run.name}, {policy.uid}",
@@ -89,14 +98,7 @@ def model_card(
     card = ModelCard.from_template(
         data,
         str(_TEMPLATE),
-        config=config,
-        run=run,
-        policy=policy,
-        step=step,
-        form=form,
-        base=base,
-        on_hub=on_hub,
-        **shown,
+        **version._asdict(),
         own=own,
         measured=measured,
         policies=policy_names(config),
@@ -116,7 +118,7 @@ def model_card(
 def example_prompt(
     run: RunData, config: PolicyConfig, tokenizer: Any, policy: str = ""
 ) -> str | list[dict[str, str]] | None:
-    """A prompt that ``policy`` was asked, as messages where these give it; None: there is none."""
+    """A prompt that ``policy`` was asked, as messages where these give it, or None."""
     prompter = Prompter(tokenizer, config.prompts)
     asked = kind_of(config).asked(config, run.paths.root, policy)
     for ids, form, observation in asked:
@@ -138,12 +140,12 @@ def example_prompt(
 
 
 def _gives(tokenizer: Any, text: str, ids: Sequence[int]) -> bool:
-    """Whether the code of a card makes ``ids`` of ``text``."""
+    # As the code of a card encodes it.
     return list(tokenizer.encode(text, add_special_tokens=False)) == list(ids)
 
 
 def _measured(run: RunData, name: str, step: int) -> list[tuple[EvalResult, EvalResult]]:
-    """First and last evaluation of the policy up to ``step``, per environment and opponent."""
+    """First and last evaluation up to ``step``, per environment and opponent."""
     own = [
         one
         for one in run.evals
@@ -160,7 +162,7 @@ def _environments(config: PolicyConfig) -> str:
 
 
 def _own_groups(config: PolicyConfig, command: str, known: bool) -> Iterator[str]:
-    """Overrides for the groups that the run has from elsewhere than an experiment of rlforge."""
+    """Overrides for groups that are not from an experiment of rlforge."""
     if config.games is not None and (not known or re.search(r"\benv[.=]", command)):
         envs = config.games.env.train
         games = [_differences(game, EnvEntry()) | {"id": game.id} for game in envs]
@@ -171,7 +173,6 @@ def _own_groups(config: PolicyConfig, command: str, known: bool) -> Iterator[str
 
 
 def _differences(group: Any, default: Any) -> dict[str, Any]:
-    """The settings of ``group`` that are not those of ``default``."""
     usual = asdict(default)
     return {key: setting for key, setting in asdict(group).items() if setting != usual[key]}
 

@@ -1,4 +1,4 @@
-"""Runs side by side, those that differ only in their seed together: settings, results, the best."""
+"""Runs side by side: the settings in which they differ, results, means over seeds, the best."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlforge.types import EvalResult, value
 #: Keys of config.yaml that say where a run is, not what it is.
 _PLACES = {"run_dir"}
 
-#: A dozen times as fast as the one in Python, which is there everywhere.
+# The loader in C is a dozen times as fast; the one in Python is there everywhere.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 #: Results of a window, and of an update of a run without evaluations: key, name.
@@ -36,7 +36,7 @@ _OF_UPDATES = {"reward_mean": "reward", "validation_loss": "held-out loss", "los
 
 @value
 class Result:
-    """A figure with its 95 % interval, or a mean over seeds with the range. share: of 0 to 1.
+    """A figure with its 95 % interval, or a mean over seeds with the range.
 
     Example:
         >>> print(Result(mean=0.7, low=0.52, high=0.83, share=True))
@@ -64,12 +64,11 @@ class Compared:
     """A row of a comparison.
 
     Attributes:
-        name: the path of a run from the folder of all on, or how many seeds.
-        settings: those that differ, as text, by key of config.yaml; of a job without one, its
-            overrides.
-        results: figures by what they measure.
-        wall_s: seconds that it took, so far.
-        objective: what a sweep maximises, None until the run ends.
+        name: Path of a run below the folder of all, or the number of seeds.
+        settings: That differ, by key of config.yaml; of a job without one, its overrides.
+        results: Figures by what they measure.
+        wall_s: Seconds so far.
+        objective: What a sweep maximises; None until the run ends.
     """
 
     name: str
@@ -80,16 +79,13 @@ class Compared:
 
     @property
     def state(self) -> str:
-        """How a run stands, and how far it has come."""
+        """Status and progress of a run."""
         return ""
 
 
 @value
 class ComparedRun(Compared):
-    """A run, or a job that waits.
-
-    done: updates or windows, of how many. eta_s: seconds left, of a running one.
-    """
+    """A run, or a job that waits. done: updates or windows, of how many."""
 
     path: str
     status: str
@@ -98,7 +94,6 @@ class ComparedRun(Compared):
 
     @property
     def state(self) -> str:
-        """How it stands, and how far it has come."""
         unknown = self.status in ("not started", "damaged")
         done = "" if unknown else f" {self.done.partition(' ')[0]}"
         left = "" if self.eta_s is None else f", ETA {duration(self.eta_s)}"
@@ -107,7 +102,7 @@ class ComparedRun(Compared):
 
 @value
 class Configuration(Compared):
-    """Runs that differ at most in their seed; figures are of those that are done, else of all."""
+    """Runs that differ at most in their seed; figures are of finished ones, else of all."""
 
     runs: tuple[ComparedRun, ...]
 
@@ -120,12 +115,10 @@ class Comparison:
     """Several runs.
 
     Attributes:
-        folder: the nearest that holds all.
-        keys: of config.yaml, in which they differ.
-        runs: as they were given.
-        configurations: the same by all settings but the seed.
-        best: the path of the one with the highest objective.
-        damaged: what cannot be read of runs, which are rows without figures.
+        folder: The nearest that holds all.
+        keys: Of config.yaml, in which they differ.
+        best: Path of the run with the highest objective.
+        damaged: What cannot be read of runs, which are rows without figures.
     """
 
     folder: str
@@ -137,18 +130,17 @@ class Comparison:
 
     @property
     def by_configuration(self) -> list[ComparedRun]:
-        """All runs, those of a configuration together."""
         return [run for one in self.configurations for run in one.runs]
 
     @property
     def seeds(self) -> list[Configuration]:
-        """The configurations, where one of them has several runs."""
+        """The configurations, where one has several runs."""
         several = any(len(one.runs) > 1 for one in self.configurations)
         return [*self.configurations] if several else []
 
 
 def runs_of(paths: Iterable[Path]) -> list[Path]:
-    """The runs among ``paths`` and below them, each once; RlforgeError where a path has none."""
+    """The runs among ``paths`` and below, each once; RlforgeError for a path without."""
     found: dict[Path, Path] = {}
     for path in paths:
         inside = [path] if RunPaths(root=path).is_run() else members(path)
@@ -158,7 +150,6 @@ def runs_of(paths: Iterable[Path]) -> list[Path]:
 
 
 def compare(paths: Sequence[Path]) -> Comparison:
-    """The comparison of runs, at any moment."""
     files = [_read(path) for path in paths]
     known = [own.config or _overrides(own.path) for own in files]
     waiting = (one for own, one in zip(files, known, strict=True) if not own.config)
@@ -190,7 +181,7 @@ def compare(paths: Sequence[Path]) -> Comparison:
 
 
 def best_of(candidates: Sequence[Row]) -> Row | None:
-    """The one with the highest objective; None where results differ in kind, or all are equal."""
+    """The row with the highest objective; None where results differ in kind, or all are equal."""
     known = [one for one in candidates if one.objective is not None]
     kinds = {tuple(sorted(one.results)) for one in known}
     if len(kinds) != 1 or len({one.objective for one in known}) < 2:
@@ -199,7 +190,7 @@ def best_of(candidates: Sequence[Row]) -> Row | None:
 
 
 class _Files(NamedTuple):
-    """Files of a run that are compared. problem: why it cannot be read; empty where it can."""
+    """Files of a run that are compared. problem: why it cannot be read, or empty."""
 
     path: Path
     config: Mapping[str, str]
@@ -219,7 +210,7 @@ def _read(path: Path) -> _Files:
 
 
 def _settings(path: Path) -> dict[str, str]:
-    """The keys of config.yaml, dotted, with their values as text; empty where there is none."""
+    """Dotted keys of config.yaml with their values as text; empty where there is none."""
     file = RunPaths(root=path).config
     if not file.is_file():
         return {}
@@ -235,7 +226,7 @@ def _settings(path: Path) -> dict[str, str]:
 
 
 def _overrides(path: Path) -> dict[str, str]:
-    """Overrides that set a job of a sweep apart; empty for other runs."""
+    """Own overrides of a job of a sweep; empty for other runs."""
     job = job_of(path)
     pairs = (one.lstrip("+").partition("=") for one in (() if job is None else job.overrides))
     return {key: text for key, _, text in pairs}
@@ -257,10 +248,7 @@ def _flat(node: Any, key: str = "") -> dict[str, Any]:
 
 
 def _differing(configs: Sequence[Mapping[str, str]]) -> list[str]:
-    """The keys whose values differ, those with most values first.
-
-    Keys that only some have, with another choice, are left out where the others tell runs apart.
-    """
+    """The keys whose values differ, most values first; shared ones alone where they suffice."""
     names = dict.fromkeys(key for config in configs for key in config)
     values = {key: len({config.get(key) for config in configs}) for key in names}
     differ = sorted((key for key in names if values[key] > 1), key=lambda key: -values[key])
@@ -294,7 +282,7 @@ def _run(own: _Files, folder: str, settings: Mapping[str, str], several: bool) -
 
 
 def _results(run: RunPaths, evals: Sequence[EvalResult], several: bool) -> dict[str, Result]:
-    """Figures of the last evaluations, window or update. several: name the environments, too."""
+    """Figures of the last evaluations, window or update. several: name the environments."""
     if last := {(one.env_id, one.opponent): one for one in evals}:
         return {
             f"{env} vs {opponent}" if several else f"vs {opponent}": Result(

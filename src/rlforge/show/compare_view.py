@@ -31,9 +31,9 @@ BEST = "best"
 
 
 def show(comparison: Comparison, console: Console) -> None:
-    """Print the tables; no run's name and no setting that fits a line is broken."""
+    """Print the tables."""
 
-    def say(text: str) -> None:
+    def say(text: str) -> None:  # breaks no name of a run
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     if seeds := comparison.seeds:
@@ -49,7 +49,7 @@ def show(comparison: Comparison, console: Console) -> None:
 
 
 def listed(comparison: Comparison) -> RenderableType:
-    """The runs as they are given, with keys by their last part where that tells them apart."""
+    """The runs as given, with the last parts of keys where these tell them apart."""
     names = {key: key.rpartition(".")[2] for key in comparison.keys}
     often = Counter(names.values())
     names = {key: name if often[name] == 1 else key for key, name in names.items()}
@@ -61,7 +61,7 @@ def listed(comparison: Comparison) -> RenderableType:
 
 
 def headline(comparison: Comparison) -> str:
-    """How many jobs or runs there are, as far as that is known, and how they stand."""
+    """Number of jobs or runs, as far as it is known, and how they stand."""
     runs = comparison.runs
     sweep = read_json(Path(comparison.folder) / SWEEP_FILE)
     what = "job" if sweep else "run"
@@ -72,7 +72,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def line_of(run: ComparedRun) -> str:
-    """A run without a table."""
+    """A run as a line."""
     name = " ".join([run.name, *settings_text(run.settings)])
     results = (f"{name} {result}" for name, result in run.results.items())
     return f"{name}: {', '.join([run.state, *results])}"
@@ -81,13 +81,13 @@ def line_of(run: ComparedRun) -> str:
 def table_of(
     rows: Sequence[Compared], name: str, caption: str, most: int = MOST_SETTINGS
 ) -> RenderableType:
-    """A table of rows: a column per setting and result, where they fit.
+    """A table of runs or configurations, with a column per setting and result where they fit.
 
     Args:
-        rows: runs or configurations.
-        name: the title above their names.
-        caption: the title above results that stand in one column.
-        most: settings that stand in one column; the others are counted.
+        rows: Its rows.
+        name: Title of the first column.
+        caption: Title of a single column for all results.
+        most: Settings in a single column; others are counted.
     """
     settings, results = columns(rows)
     texts = (name, "status", *settings)
@@ -119,14 +119,13 @@ def table_of(
 
 
 def columns(rows: Sequence[Compared]) -> tuple[list[str], list[str]]:
-    """The names of all settings and of all results."""
+    """Names of all settings, and of all results."""
     settings = dict.fromkeys(key for row in rows for key in row.settings)
     results = dict.fromkeys(key for row in rows for key in row.results)
     return [*settings], [*results]
 
 
 def _cells(rows: Sequence[Compared]) -> Iterator[list[str]]:
-    """The cells of a wide table."""
     settings, results = columns(rows)
     best = best_of(rows)
     for row in rows:
@@ -137,7 +136,7 @@ def _cells(rows: Sequence[Compared]) -> Iterator[list[str]]:
 
 
 def settings_text(settings: Mapping[str, str], most: int = MOST_SETTINGS) -> list[str]:
-    """``key=value`` of each, the first ``most``."""
+    """The first ``most`` as ``key=value``."""
     pairs = [f"{key}={text}" for key, text in settings.items()]
     left = len(pairs) - most
     return [*pairs[:most], *([f"and {left} more"] if left > 0 else [])]
@@ -161,7 +160,6 @@ def to_csv(comparison: Comparison) -> str:
 
 
 def to_markdown(comparison: Comparison) -> str:
-    """The tables of the terminal."""
     parts = []
     if seeds := comparison.seeds:
         parts += [f"Seeds: {OF_SEEDS}.\n", _markdown(seeds, "seeds")]

@@ -1,4 +1,4 @@
-"""Shows a run while it runs: in its own terminal (``train``) or from another (``monitor``)."""
+"""Displays of runs under way, in their own terminal or from another (``monitor``)."""
 
 from __future__ import annotations
 
@@ -31,20 +31,18 @@ log = logging.getLogger(__name__)
 
 DisplayMode = Literal["auto", "rich", "notebook", "plain", "off"]
 
-#: Most seconds between two lines of ``plain`` about the games of a run.
+#: Most seconds between two lines of ``plain``.
 ALIVE_S = 10.0
 
-#: Most notes above the frame of a notebook; the newest are shown.
+#: Most notes above the frame of a notebook.
 NOTES = 8
 
 
 class Display:
-    """Shows each ``Progress`` it is given; a context manager.
+    """Shows each ``Progress`` that it is given; a context manager.
 
-    ``rich`` redraws one frame, ``notebook`` one output of a Jupyter cell, from any thread.
-    ``plain`` prints a line per update (at most one per ``plain_every_s`` seconds), one per
-    evaluation, and one every ``ALIVE_S`` seconds without an update. ``auto`` takes what the place
-    can show.
+    ``rich`` redraws a frame, ``notebook`` the output of a Jupyter cell, from any thread; ``plain``
+    prints a line per update and evaluation, and one every ``ALIVE_S`` seconds without.
 
     Example:
         >>> import sys
@@ -66,14 +64,14 @@ class Display:
         plain_every_s: float = 2.0,
         job: str = "",
     ) -> None:
-        """Show a run that is called ``run_name``.
+        """Show a run.
 
         Args:
-            run_name: in front of notes.
-            mode: what is drawn; ``auto`` is what the console can show.
+            run_name: In front of notes.
+            mode: ``auto`` is what the console can show.
             console: None is standard error.
-            plain_every_s: least seconds between lines about updates.
-            job: of a sweep, in front of every line.
+            plain_every_s: Least seconds between lines about updates.
+            job: Of a sweep, in front of every line.
         """
         self._run_name = run_name
         self._job = f"[{job}] " if job else ""
@@ -107,7 +105,7 @@ class Display:
         self._live = None
 
     def show(self, progress: Progress) -> None:
-        """Show ``progress``; of continuous training also each window, in a line."""
+        """Show ``progress``; of continuous training also each window in a line."""
         if self._job:
             progress = dataclasses.replace(progress, run_name=f"{self._job}{progress.run_name}")
         if progress.window not in ("", self._window):
@@ -129,7 +127,6 @@ class Display:
             _print(self._console, line)
 
     def _new_lines(self, p: Progress) -> list[str]:
-        """Lines for what has changed since the last call."""
         now, ended = time.monotonic(), p.status != "running"
         evals = {(row.env_id, row.opponent): (row.step, eval_line(row)) for row in p.win_rates}
         evals |= {(row.env_id, ""): (row.step, exact_line(row)) for row in p.exact}
@@ -137,7 +134,7 @@ class Display:
         if p.unit == "update" and p.update > self._update:
             if not (self._update or p.learner or ended):
                 lines.append(f"resumed at update {p.update}/{p.total_updates}")
-                # These were printed before it was stopped.
+                # Evaluations up to here were printed before the run was stopped.
                 self._update = p.update
                 self._evals = {key: step for key, (step, _) in evals.items()}
             elif ended or now >= self._next_line:
@@ -168,7 +165,7 @@ def _print(console: Console, line: str) -> None:
 
 
 class NotebookFrame:
-    """One output of a Jupyter cell, replaced as it changes: the newest notes, the frame below."""
+    """An output of a Jupyter cell that is replaced: the newest notes, and the frame."""
 
     def __init__(self, width: int = 100) -> None:
         from IPython.display import display  # there in Jupyter, no dependency
@@ -181,12 +178,11 @@ class NotebookFrame:
         self._handle: Any = None
 
     def note(self, line: str) -> None:
-        """Add a line above the frame."""
         self._notes.append(line)
         self._refresh()
 
     def update(self, frame: RenderableType, refresh: bool = True) -> None:
-        """Replace the frame; refresh: as that of ``rich.live.Live``, always True here."""
+        """Replace the frame; refresh: for ``rich.live.Live``, always True here."""
         self._frame = frame
         self._refresh()
 
@@ -216,7 +212,6 @@ _HTML = '<pre style="line-height: 1.2; font-family: monospace; white-space: pre"
 
 
 def update_line(p: Progress) -> str:
-    """One update as a line."""
     names = {"loss": "loss", "validation_loss": "held-out", "reward_mean": "reward"}
     figures = [(name, p.learner.get(key)) for key, name in (names | {"grad_norm": "grad"}).items()]
     parts = [f"{name} {number(figure)}" for name, figure in figures if figure is not None]
@@ -232,12 +227,12 @@ def update_line(p: Progress) -> str:
 
 
 def _plays(p: Progress) -> bool:
-    """Whether the run plays games; only one that does not says what it does instead."""
+    # A run that plays no games says what it does instead.
     return not p.activity and "epoch" not in p.learner
 
 
 def collection_line(p: Progress) -> str:
-    """One line on what is under way between two updates; tokens: of all engines."""
+    """A line on what is under way between two updates."""
     following = f"{min(p.update + 1, p.total_updates)}/{p.total_updates}"
     if not _plays(p):
         return f"{p.activity or 'learning'}, update {following}"
@@ -259,7 +254,6 @@ def collection_line(p: Progress) -> str:
 
 
 def eval_line(row: WinRateRow) -> str:
-    """One evaluation as a line."""
     low, high = row.ci95
     start = "" if row.step == row.start_step else f", start {percent(row.start_win_rate, 1)}"
     return (
@@ -270,7 +264,6 @@ def eval_line(row: WinRateRow) -> str:
 
 
 def exact_line(row: ExactRow) -> str:
-    """One exact measure as a line."""
     start = "" if row.step == row.start_step else f", start {row.start:.4f}"
     return f"exact at {row.step}: {row.env_id}: NashConv {row.nash_conv:.4f}{start}"
 
@@ -280,13 +273,7 @@ def monitor(
 ) -> None:
     """Show a run from its files until it ends; Ctrl-C ends the display, not the run.
 
-    Raises RlforgeError for no run and damaged JSON files.
-
-    Args:
-        run_dir: of the run.
-        once: show it as it is now, and return.
-        refresh_s: seconds between two looks at its files.
-        console: None is standard output.
+    once: show it as it is now, and return. Raises RlforgeError for no run and damaged files.
     """
     paths = open_run(run_dir)
     console = console or Console()
@@ -316,10 +303,9 @@ def monitor(
 def monitor_jobs(
     folder: Path, once: bool = False, refresh_s: float = 1.0, console: Console | None = None
 ) -> None:
-    """Show the jobs of a sweep, or the runs of a folder, until none runs any more.
+    """Show the jobs of a sweep, or the runs of a folder, as ``monitor``, until none runs.
 
-    Ctrl-C ends the display, not the jobs. Where nothing can be redrawn: a line for each change.
-    ``once`` and the others are those of ``monitor``.
+    Where nothing can be redrawn, each change is a line.
     """
     console = console or Console()
     drawable = console.is_terminal and not console.is_dumb_terminal and not once

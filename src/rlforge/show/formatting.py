@@ -11,7 +11,7 @@ import math
 
 from rlforge.record.results import ApiUsage
 
-#: Labels of learner metrics, in the order in which they are shown.
+#: Labels of learner metrics, in order.
 LEARNER_LABELS = {
     "loss": "loss",
     "reward_mean": "reward",
@@ -49,7 +49,7 @@ def count(number: float) -> str:
 
 
 def dollars(used: ApiUsage) -> str:
-    """``$0.42``; with the answers whose price is not known."""
+    """``$0.42``, and the number of answers of unknown price."""
     unknown = f"{count(used.unpriced)} answers of unknown price" if used.unpriced else ""
     if used.unpriced and not used.cost:
         return unknown
@@ -72,7 +72,7 @@ def elo(points: float) -> str:
 
 
 def points(change: float) -> str:
-    """A difference of two shares in percentage points: ``+35.0``."""
+    """A difference of shares in percentage points: ``+35.0``."""
     return f"{100 * change:+.1f}"
 
 

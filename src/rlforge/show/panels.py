@@ -12,7 +12,6 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-#: Colours of how runs stand.
 STATUS_STYLE = {
     "running": "cyan",
     "done": "green",
@@ -24,7 +23,7 @@ STATUS_STYLE = {
 
 
 class Fitting:
-    """The first of several forms that is not too wide, else the last."""
+    """The first form that is not too wide, else the last."""
 
     def __init__(self, *forms: RenderableType) -> None:
         self._forms = forms
@@ -41,7 +40,6 @@ class Fitting:
 
 
 def section(title: str, body: RenderableType) -> Panel:
-    """A frame with a title."""
     return Panel(body, title=Text(title, style="bold"), title_align="left", border_style="dim")
 
 
@@ -58,7 +56,6 @@ class SideBySide(Columns):
 
 
 def pair(name: str, text: str) -> Text:
-    """A figure after its name."""
     return Text.assemble((f"{name} ", "dim"), text)
 
 
@@ -68,10 +65,9 @@ def pairs(*figures: Text) -> Columns:
 
 
 class Listing(Table):
-    """A table without lines, as wide as what is in it; strings in it are no markup.
+    """A table without lines, as wide as its cells, which are no markup.
 
-    left, whole: titles of texts that fold where there is no room, and of those that do not; below
-    all others stand figures.
+    left, whole: titles of texts that fold, and of texts that do not; all others are of figures.
     """
 
     def __init__(
@@ -86,13 +82,12 @@ class Listing(Table):
                 self.add_column(Text(title), justify=side, no_wrap=True)
 
     def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
-        """Add a row; options: as those of Rich."""
         texts = (Text(cell) if isinstance(cell, str) else cell for cell in cells)
         super().add_row(*texts, **options)
 
 
 def facts(rows: Iterable[tuple[str, RenderableType]]) -> Table:
-    """Names with what there is to say of each, which folds."""
+    """Names with texts, which fold."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -107,5 +102,5 @@ def cut(rows: RenderableType, left: int, what: str) -> RenderableType:
 
 
 def signed(text: str, change: float, sure: bool) -> Text:
-    """``text`` about a ``change``, green or red where it is more than noise."""
+    """``text`` about a ``change``, green or red where it is sure."""
     return Text(text, style="" if not sure else "green" if change > 0 else "red")

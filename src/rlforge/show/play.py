@@ -36,7 +36,7 @@ class Leave(Exception):  # noqa: N818 - not an error
 class Person:
     """Shows views to a person and reads their actions.
 
-    ask: shows a prompt and returns a line; EOFError at the end of input. say: shows a text.
+    ask: shows a prompt and returns a line, or raises EOFError.
 
     Example:
         >>> person = Person(ask=lambda prompt: "4", say=print)
@@ -77,7 +77,7 @@ class Person:
 
 
 def seats_of(env: EnvSpec, seat: int, opponents: Sequence[PolicyRef]) -> tuple[PolicyRef, ...]:
-    """The person at ``seat``, the opponents in order, the last again; ConfigError for too many."""
+    """The person at ``seat``, the opponents in order, the last repeated; else ConfigError."""
     if seat not in range(env.num_players):
         raise ConfigError(f"--seat {seat}: {env.id} has seats 0 to {env.num_players - 1}")
     others = env.num_players - 1
@@ -89,7 +89,7 @@ def seats_of(env: EnvSpec, seat: int, opponents: Sequence[PolicyRef]) -> tuple[P
 
 
 def find_env(config: GamesConfig, env_id: str | None) -> EnvSpec:
-    """The environment ``env_id`` of ``config``, or the first one; ConfigError for an unknown id."""
+    """An environment of ``config``, by default the first; ConfigError for an unknown id."""
     known = {env.id: env for env in (*eval_envs(config), *train_envs(config))}
     if env_id is not None and env_id not in known:
         raise ConfigError(
@@ -108,10 +108,7 @@ def prepare(
     checkpoint: str,
     names: Sequence[str],
 ) -> tuple[GamesConfig, list[PolicyRef]]:
-    """The configuration to play under, that of ``run_dir`` if given, and the opponents.
-
-    Raises ConfigError without any opponent, and for unknown names.
-    """
+    """The configuration to play under, and the opponents; ConfigError for none or unknown ones."""
     if run_dir is None:
         if not names:
             raise ConfigError(
@@ -136,10 +133,9 @@ async def play(
     person: Person,
     say: Callable[[str], None],
 ) -> GameRecord:
-    """One game of ``policies``, of which one is the person, at the seats of ``env``.
+    """Play a game of ``policies``, of which one is the person.
 
-    say: also gets the last position on a grid. Raises Leave, and ConfigError for an opponent that
-    cannot play here.
+    Raises Leave, and ConfigError for an opponent that cannot play here.
     """
     for policy in policies:
         if policy != PERSON:
@@ -170,7 +166,6 @@ async def play(
 
 
 def verdict(record: GameRecord) -> str:
-    """The end of the game for the person, in a line."""
     seats = record.spec.seats
     if record.error is not None:
         return f"the game failed: {record.error}"

@@ -1,4 +1,4 @@
-"""Finished games in the terminal: lists of them, and one turn by turn, there or as a picture."""
+"""Finished games in the terminal: lists, and one turn by turn, also as a picture."""
 
 from __future__ import annotations
 
@@ -55,14 +55,13 @@ _VALUES: dict[str, Callable[[GameIndex], list[str]]] = {
     "result": lambda game: [_result(game)],
     "env": lambda game: [game.spec.env_id],
 }
-"""What each filter compares, in the order in which they are named."""
+"""Values that each filter compares, in the order of messages."""
 
 
 def select(games: Sequence[GameIndex], wanted: Mapping[str, str]) -> list[GameIndex]:
-    """The games that have all ``wanted``: purpose, step, opponent, result or env, and its value.
+    """The games that have all ``wanted``; ConfigError for none, with the nearest value.
 
-    step: of the evaluated policy, or one that trained; result: of that seat; opponent: at another.
-    Raises ConfigError for what no game has, with the nearest value that there is.
+    Of the evaluated or a trained policy: ``step``, ``result``; ``opponent``: at another seat.
     """
     found = [
         game
@@ -85,7 +84,7 @@ def select(games: Sequence[GameIndex], wanted: Mapping[str, str]) -> list[GameIn
 
 
 def find_game(run_dir: Path, game_id: str, wanted: Mapping[str, str] | None = None) -> GameRecord:
-    """The game ``game_id``, or the ``latest`` that has all ``wanted``; ConfigError for none."""
+    """The game of this id, or the ``latest`` that has all ``wanted``; ConfigError for none."""
     check_type(game_id, str, what="a game is named by its id, or 'latest'")
     if game_id == "latest":
         games = select(index_games(run_dir), wanted or {})
@@ -102,7 +101,7 @@ def find_game(run_dir: Path, game_id: str, wanted: Mapping[str, str] | None = No
 def game_list(
     run_dir: Path, most: int = MOST_LISTED, wanted: Mapping[str, str] | None = None
 ) -> RenderableType:
-    """The newest ``most`` games of a run that have all ``wanted`` (``select``), newest last."""
+    """The newest ``most`` games that have all ``wanted``, newest last."""
     games = index_games(run_dir)
     if not games:
         return Text("no game is finished yet")
@@ -135,7 +134,7 @@ def game_list(
 
 
 def turns(record: GameRecord) -> Iterator[RenderableType]:
-    """A heading, a piece per turn (what is new, the action, the board), and the result."""
+    """A heading, a piece per turn, and the result."""
     spec = record.spec
     title = f"{spec.env_id}, game {spec.game_id}, seed {spec.seed}: {_seats(spec)}"
     yield Text(title, style="bold")
@@ -158,7 +157,7 @@ def turns(record: GameRecord) -> Iterator[RenderableType]:
 
 
 def scenes(record: GameRecord) -> list[RenderableType]:
-    """The game as pictures, one per turn, each below the heading; the last one has the result."""
+    """A picture per turn, each below the heading; the last one has the result."""
     heading, *pieces = turns(record)
     before, end = pieces[: len(record.turns)], pieces[len(record.turns) :]
     *others, last = before or [Text("no turn was played")]
@@ -166,7 +165,7 @@ def scenes(record: GameRecord) -> list[RenderableType]:
 
 
 def step_through(record: GameRecord, console: Console, key: Callable[[], str] = input) -> None:
-    """Show ``scenes`` one at a time. key: returns a typed line: b back, q end, else the next."""
+    """Show ``scenes`` one at a time. key: returns a line: b back, q end, else the next."""
     shown = scenes(record)
     place = 0
     while place < len(shown):
@@ -180,9 +179,9 @@ def step_through(record: GameRecord, console: Console, key: Callable[[], str] = 
 
 
 def boards(record: GameRecord) -> list[str]:
-    """The board after each turn, in the game's own marks, the last stone in brackets.
+    """The board after each turn, in the game's marks, the last stone in brackets.
 
-    The game is played again from its seed. Empty for games without a grid, and where that fails.
+    The game is played again. Empty for games without a grid, and where that fails.
 
     Example:
         >>> from rlforge import play_game
@@ -205,7 +204,7 @@ def boards(record: GameRecord) -> list[str]:
 
 
 def _board(env: EnvSpec, grid: Grid, turn: Turn) -> str:
-    """The position after ``turn``; ``grid`` is the one before, from the side of its player."""
+    """The position after ``turn``; grid: before it, from the side of its player."""
     placed = placements(grid).get(turn.action) if turn.legal else None
     stones = {
         turn.player_id: grid.me | (0 if placed is None else 1 << placed),
@@ -254,9 +253,9 @@ def _rewards(rewards: Iterable[float]) -> str:
 
 # ---------------------------------------------------------------- as a picture
 
-#: Columns of text, and most lines of a turn: of a longer one, the last ones.
+#: Columns of text, and lines of a turn: of a longer one, the last ones.
 _COLUMNS, _MOST_LINES = 80, 40
-#: Seconds of a turn, and how many turns long the last one is shown.
+#: Seconds of a turn, and turns that the last one takes.
 _TURN_S, _LAST = 1.5, 3
 #: Size of a letter, as Rich draws it.
 _LETTER, _LINE = 12.2, 24.4
@@ -273,7 +272,7 @@ def check_picture(file: Path) -> None:
 
 
 def write_svg(record: GameRecord, file: Path) -> None:
-    """Write the game as one SVG that shows its turns in a loop, or its end where nothing moves."""
+    """Write the game as an SVG that shows its turns in a loop, or its end where nothing moves."""
     parts = [_console().render_lines(scene, pad=False)[-_MOST_LINES:] for scene in scenes(record)]
     slots = len(parts) - 1 + _LAST
     whole = slots * _TURN_S

@@ -1,4 +1,4 @@
-"""A ``Progress`` drawn with Rich, complete from 80 columns on; the most important at the top."""
+"""A ``Progress`` drawn with Rich, complete from 80 columns on; the most important on top."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from rlforge.system.hardware import GpuLoad
 
 #: Most rows of a table, most alarms, and most points of a curve.
 _ROWS, _ALARMS, _POINTS = 12, 3, 16
-#: Age of the last report, in seconds, after which a running run is shown as silent.
+#: Age of the last report, in seconds, after which a run is shown as silent.
 _SILENT_AFTER_S = 60.0
 
 
@@ -87,7 +87,6 @@ def _head(p: Progress, now: float | None) -> Panel:
 
 
 def _of_games(p: Progress) -> Iterator[RenderableType]:
-    """The sections of a run of games."""
     envs = {row.env_id for row in p.win_rates}
     where = f" in {envs.pop()}" if len(envs) == 1 else ""
     yield section(f"Win rate{where}", _win_rates(p, several=len(envs) > 1))
@@ -129,10 +128,11 @@ def _win_rates(p: Progress, *, several: bool) -> RenderableType:
 
 
 def _change(row: WinRateRow) -> Text:
-    """Coloured where the intervals of start and end do not overlap, with as many games each."""
+    """The change since the start, with a colour where it is significant."""
     if row.step == row.start_step:
         return Text("start", style="dim")
     change = row.win_rate - row.start_win_rate
+    # The number of games at the start is not kept: it is taken for the same.
     start = wilson_interval(round(row.start_win_rate * row.games), row.games)
     return signed(points(change), change, significant(start, row.ci95))
 
@@ -147,7 +147,6 @@ def _exact(p: Progress) -> RenderableType:
 
 
 def _ladder(p: Progress) -> RenderableType:
-    """Strengths by games alone, whatever their order; policies of equal weights on one row."""
     table = Listing("policy", "Elo, 95%", "games", left=["policy"])
     for row in p.ladder[:_ROWS]:
         half = (row.high - row.low) / 2
@@ -157,7 +156,7 @@ def _ladder(p: Progress) -> RenderableType:
 
 
 def _ratings(p: Progress) -> RenderableType:
-    """Policies that have been rated; the others have only inherited their ratings."""
+    # Policies without rated games have only inherited their ratings.
     table = Listing("policy", "rating", "games", left=["policy"])
     for row in [row for row in p.ratings if row.rated_games != 0][:_ROWS]:
         rating = Text.assemble(f"{row.mu:.1f}", (f" ± {row.sigma:.1f}", "dim"))
@@ -233,7 +232,6 @@ def _share_bar(name: str, share: float | None) -> RenderableType:
 
 
 def _load(gpu: GpuLoad) -> str:
-    """Memory, power and share of busy time, as far as they are measured."""
     parts = [f"{gpu.used / 2**30:.1f}/{gpu.memory / 2**30:.0f} GiB"]
     if gpu.power is not None:
         parts.append(f"{gpu.power:.0f}" + (f"/{gpu.limit:.0f} W" if gpu.limit else " W"))

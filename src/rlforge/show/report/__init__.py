@@ -14,10 +14,9 @@ __all__ = ["of_games", "write_report"]
 
 
 def write_report(run_dir: Path | str, output: Path | str | None = None) -> Path:
-    """Write the report of a running or finished run and return its path.
+    """Write the report of a run, by default its ``report.html``, and return the path.
 
-    output: None is ``report.html`` of the run. Raises RlforgeError for no run, damaged JSON files,
-    and an output that cannot be a file.
+    Raises RlforgeError for no run, damaged JSON files, and an output that cannot be a file.
     """
     target = None if output is None else Path(output)
     check_page(target)

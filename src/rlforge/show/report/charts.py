@@ -12,7 +12,7 @@ from rlforge.types import value
 
 #: Most points of a chart; longer series are averaged over equal stretches.
 MOST_POINTS = 240
-#: Number of measured points from which a smoothed line is drawn over the raw one.
+#: Points from which a smoothed line is drawn over the raw one.
 SMOOTH_FROM = 30
 #: Numbers and changes up to this are rounding errors of float32 sums.
 NOISE = 1e-6
@@ -22,9 +22,9 @@ COLOURS = 8
 
 @value
 class Series:
-    """One line. ys and the bounds of its band are as long as xs; None leaves a gap.
+    """A line, with gaps where ys is None. faint: drawn thin, and not named.
 
-    colour: ``c0`` … ``c7``, or ``win``, ``draw`` or ``loss``. faint: drawn thin, and not named.
+    colour: ``c0`` … ``c7``, ``win``, ``draw`` or ``loss``.
     """
 
     name: str
@@ -37,13 +37,12 @@ class Series:
 
     @classmethod
     def banded(cls, name: str, points: Iterable[Sequence[float]], colour: str = "c0") -> Series:
-        """A line with a band; points: x, y, and the bounds of y."""
+        """A line with a band, of points x, y, and the bounds of y."""
         xs, ys, low, high = list(zip(*points, strict=True)) or [()] * 4
         return cls(name=name, xs=xs, ys=ys, low=low, high=high, colour=colour)
 
     @property
     def measured(self) -> list[float]:
-        """The values that are there."""
         return [y for y in self.ys if y is not None and math.isfinite(y)]
 
 
@@ -51,9 +50,11 @@ class Series:
 class Chart:
     """A line chart.
 
-    shares: y in percent, from 0 to 100 or, where no value is above one half, to the highest.
-    smooth: draw the trailing mean over the raw values. exact: set or counted, so nothing is noise.
-    log: y on a scale of powers of ten.
+    Attributes:
+        shares: y in percent, to 100 or, where no value is above one half, to the highest.
+        smooth: Draw the trailing mean over the raw values.
+        exact: Set or counted, so that nothing is noise.
+        log: y on a scale of powers of ten.
     """
 
     title: str
@@ -66,7 +67,7 @@ class Chart:
 
     @property
     def caption(self) -> str:
-        """The title and, where a single line has gaps, how much of it was measured."""
+        """The title, and how much was measured of a single line with gaps."""
         drawn = [one for one in self.series if one.measured]
         if len(drawn) != 1 or len(drawn[0].measured) == len(drawn[0].ys):
             return self.title
@@ -75,9 +76,7 @@ class Chart:
 
     @property
     def unchanged(self) -> str | None:
-        """Caption and value where no line changes by more than noise; None for any other chart.
-
-        A single point is unchanged only where it is 0.
+        """Caption and value where no line changes by more than noise, else None.
 
         Example:
             >>> Chart(title="failed", series=[Series(name="a", xs=[1, 2], ys=[0, 0])]).unchanged
@@ -89,7 +88,7 @@ class Chart:
             return None
         highest = max(abs(y) for ys in drawn for y in ys)
         if highest > noise and all(len(ys) == 1 for ys in drawn):
-            return None
+            return None  # of one point it is not known
         if 0 < highest <= noise:
             return f"{self.caption} (below {number(NOISE)})"
         said = (f"{number(100 * ys[0], 3)}%" if self.shares else number(ys[0]) for ys in drawn)
@@ -101,7 +100,7 @@ class Chart:
         return [thin(one) for one in self.series if one.measured]
 
     def mean(self, one: Series) -> list[float | None] | None:
-        """The line to draw over the raw one of a series that is shown; None where it is drawn."""
+        """The line to draw over the raw one of a series, or None."""
         if not self.smooth or len(one.measured) < SMOOTH_FROM:
             return None
         return trailing_mean(one.ys, max(len(one.xs) // 15, 5))
@@ -126,7 +125,7 @@ class Chart:
 
 
 def thin(one: Series, most: int = MOST_POINTS) -> Series:
-    """``one`` with at most ``most`` points: means of equal stretches of the series."""
+    """A series with at most ``most`` points, means of equal stretches."""
     step = -(-len(one.xs) // most)
     if step <= 1:
         return one
@@ -141,7 +140,7 @@ def thin(one: Series, most: int = MOST_POINTS) -> Series:
 
 
 def trailing_mean(numbers: Sequence[float | None], window: int) -> list[float | None]:
-    """The mean of those of the last ``window`` numbers that are there; a gap stays a gap.
+    """Means of the last ``window`` numbers; a gap stays a gap.
 
     Example:
         >>> trailing_mean([1.0, 3.0, None, 5.0], window=2)
@@ -159,7 +158,7 @@ def _mean(numbers: Sequence[float | None]) -> float | None:
 
 
 def _rounded(numbers: Sequence[float | None] | None) -> list[float | None] | None:
-    """Numbers with the digits that a chart can show, JSON's null for those that are not finite."""
+    # A chart shows no more digits; JSON has only null for what is not finite.
     if numbers is None:
         return None
     return [None if y is None or not math.isfinite(y) else float(f"{y:.7g}") for y in numbers]

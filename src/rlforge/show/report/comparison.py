@@ -30,9 +30,9 @@ Values = Mapping[str, Mapping[float, float]]
 
 
 def write_comparison(runs: Sequence[Path], output: Path | None = None) -> Path:
-    """Write the comparison of ``runs``, by default in the folder that holds all; returns its path.
+    """Write the comparison of ``runs``, by default in the folder of all; returns its path.
 
-    Raises RlforgeError where it cannot be a file, or a YAML or JSON file of a run is damaged.
+    Raises RlforgeError for an impossible output, and for damaged files.
     """
     check_page(output)
     found = compare(runs)
@@ -64,13 +64,13 @@ def write_comparison(runs: Sequence[Path], output: Path | None = None) -> Path:
 
 
 def _report(run: str, target: Path) -> str | None:
-    """The address of a run's report on the page ``target``; None without one."""
+    """The address of a run's report on the page ``target``, or None."""
     report = RunPaths(root=Path(run)).report
     return quote(os.path.relpath(report, target.parent)) if report.is_file() else None
 
 
 def _curves(drawn: Sequence[Configuration]) -> dict[str, list[Chart]]:
-    """The charts of each section, one line per configuration."""
+    """Charts by section, with a line per configuration."""
     values = {run.path: _values(RunPaths(root=Path(run.path))) for one in drawn for run in one.runs}
     charts: dict[str, list[Chart]] = {"won": [], "gained": [], "learnt": []}
     for section, title in dict.fromkeys(key for own in values.values() for key in own):
@@ -88,7 +88,7 @@ def _curves(drawn: Sequence[Configuration]) -> dict[str, list[Chart]]:
 
 
 def _values(run: RunPaths) -> dict[tuple[str, str], dict[float, float]]:
-    """The values of a run over updates or windows, by section and title of their chart."""
+    """Values of a run over updates or windows, by section and title of a chart."""
     found = {}
     for (env, opponent), evals in by_pairing(read_evals(run)).items():
         found["won", f"{env} vs {opponent}"] = {float(one.step): one.win_rate for one in evals}
@@ -104,7 +104,7 @@ def _values(run: RunPaths) -> dict[tuple[str, str], dict[float, float]]:
 
 
 def _lines(drawn: Sequence[Configuration], values: Values) -> list[Series]:
-    """A line per configuration: the values of its run, or the mean of several with their range."""
+    """A line per configuration; of several runs the mean with the range."""
     lines = []
     for index, one in enumerate(drawn):
         runs = [values[run.path] for run in one.runs]

@@ -13,7 +13,7 @@ from rlforge.show.report.data import Row, RunData
 #: Most curves of single policies in the ratings chart.
 MOST_RATED = 6
 
-#: Learner metrics with a chart of their own: the reward first, then those of the dashboard.
+#: Learner metrics with a label, in order.
 _LEARNING = {
     "reward_mean": LEARNER_LABELS["reward_mean"],
     "raw_reward_mean": "reward before transforms",
@@ -25,9 +25,9 @@ _LEARNING = {
     "validation_loss": "held-out loss",
     "validation_answer_prob": "probability of a held-out answer",
 }
-#: Metrics that are set or counted: no noise that a mean would take away, however small.
+#: Metrics that are set or counted, so that no change is noise.
 _EXACT = {"lr", "lag_mean", "lag_max"}
-#: Metrics whose single values count: a mean of them would hide the largest.
+#: Metrics of which a mean would hide the largest value.
 _MAXIMA = {"logprob_gap_max"}
 _RATES = {
     "games_per_s": "training games per second",
@@ -36,7 +36,7 @@ _RATES = {
 }
 _WORK = {"engine_share": "engine", "learner_share": "learner", "idle_share": "neither"}
 _COUNTERS = {"step", "window_id", "time_s", "games", "failed_games", "tokens", "samples_seen"}
-#: Keys of metrics.jsonl that are no further learner metrics: other charts and tables show them.
+#: Keys of metrics.jsonl that other charts and tables show.
 _SHOWN = {*_LEARNING, *_RATES, *_WORK, *_COUNTERS}
 _COLLECTION = {
     "reward": "reward of trained seats",
@@ -52,7 +52,7 @@ _COLLECTION = {
 
 
 def outcomes(run: RunData) -> list[Chart]:
-    """Wins, draws and losses over the updates, for each environment and opponent."""
+    """Wins, draws and losses, for each environment and opponent."""
     drawn = []
     for (env, opponent), rows in by_pairing(run.evals).items():
         steps = [row.step for row in rows]
@@ -69,7 +69,7 @@ def outcomes(run: RunData) -> list[Chart]:
 
 
 def exact(run: RunData) -> list[Chart]:
-    """NashConv and the gain of each seat over the updates, for each environment."""
+    """NashConv and the gain of each seat, for each environment."""
     drawn = []
     for env in dict.fromkeys(row.env_id for row in run.exact):
         rows = [row for row in run.exact if row.env_id == env]
@@ -93,7 +93,7 @@ def learner(run: RunData) -> tuple[list[Chart], list[Chart]]:
 
 
 def training_games(run: RunData) -> list[Chart]:
-    """Collection metrics, one line per environment."""
+    """Collection metrics, a line per environment."""
     envs = dict.fromkeys(
         name.removeprefix("collection-").partition("/")[0]
         for row in run.metrics
@@ -112,7 +112,7 @@ def training_games(run: RunData) -> list[Chart]:
 
 
 def throughput(run: RunData) -> list[Chart]:
-    """Rates, and shares of wall time in which engine and learner worked."""
+    """Rates, and shares of wall time of engine and learner."""
     work = [
         _series(run.metrics, name, label, index)
         for index, (name, label) in enumerate(_WORK.items())
@@ -122,7 +122,7 @@ def throughput(run: RunData) -> list[Chart]:
 
 
 def ratings(run: RunData) -> list[Chart]:
-    """TrueSkill over the run: of the newest policy, and of those that were active longest."""
+    """TrueSkill of the newest policy, and of the policies that were active longest."""
     present = Counter(uid for row in run.ratings for uid in row.ratings)
     newest = _rated(run.ratings, None, 0)
     followed = [
@@ -136,7 +136,7 @@ def ratings(run: RunData) -> list[Chart]:
 
 
 def _rated(rows: Sequence[Ratings], uid: str | None, index: int) -> Series:
-    """The rating of ``uid`` over time; None: of the newest policy at each time."""
+    """The rating of ``uid``; None: of the newest policy at each time."""
     found = ((row.step, row.ratings.get(uid or row.current or "")) for row in rows)
     points = [
         (step, rating[0], rating[0] - rating[1], rating[0] + rating[1])
@@ -156,7 +156,7 @@ def _series(rows: Sequence[Row], key: str, name: str, index: int = 0) -> Series:
 
 
 def metric(run: RunData, key: str, label: str) -> Chart:
-    """One learner metric over the updates, smoothed where it is noisy; a line for each policy."""
+    """A learner metric, smoothed where it is noisy; a line for each policy."""
     first, *others = run.policies or ("",)
     keys = {first: key} | {name: f"policies/{name}/{key}" for name in others}
     made = {name: [row for row in run.metrics if one in row] for name, one in keys.items()}

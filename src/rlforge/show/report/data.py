@@ -24,10 +24,10 @@ Row = dict[str, Any]
 
 @value
 class RunData:
-    """Contents of a run's files; empty for those that are not there yet.
+    """Contents of a run's files, empty where there are none.
 
     policies: names; empty where there is one. games_error: why ``games`` cannot be read. damage:
-    lines that could not be read, and updates and windows that the files lack, a sentence each.
+    sentences on unreadable lines, and on updates and windows that files lack.
     """
 
     paths: RunPaths
@@ -53,23 +53,21 @@ class RunData:
 
     @property
     def name(self) -> str:
-        """The run's name, or its folder's."""
         return str(self.summary.get("run_name", self.paths.root.name))
 
     @property
     def status(self) -> str:
-        """The state that its summary has, ``running`` before the first."""
         return str(self.summary.get("status", "running"))
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences before any figure: why the run ended, what its files lack."""
+        """Sentences on why the run ended, and on what its files lack."""
         ending = why_it_ended(self.summary)
         return [*([f"The run {ending}."] if ending else ()), *(f"{each}." for each in self.damage)]
 
 
 def load_run(run_dir: Path | str) -> RunData:
-    """Read a run, of growing files the intact lines; RlforgeError for no run or damaged JSON."""
+    """Read a run, with the intact lines of growing files; RlforgeError for damaged JSON."""
     paths = open_run(run_dir)
     games: list[GameIndex] = []
     games_error = None
@@ -108,7 +106,7 @@ def load_run(run_dir: Path | str) -> RunData:
 
 
 def _gaps(summary: Row, run: RunPaths, metrics: list[Row], windows: list[Row]) -> list[str]:
-    """Sentences on what ended parts of the run have made and their files lack."""
+    """Sentences on updates and windows that the files of ended parts lack."""
     if summary.get("status") in ("running", "killed"):  # the summary is of an earlier part
         return []
     sentences = []
@@ -120,14 +118,13 @@ def _gaps(summary: Row, run: RunPaths, metrics: list[Row], windows: list[Row]) -
 
 
 def _kind(run_dir: Path) -> str:
-    """The configuration in ``config.yaml``; that of games where it cannot be read here."""
+    # A kind of another package may not be installed here: the page is then that of games.
     with contextlib.suppress(ConfigError):
         return kind_of_run(run_dir).kind
     return RunConfig.kind
 
 
 def _policies(config: str) -> tuple[str, ...]:
-    """The names below ``policies``, as far as ``config`` can be read."""
     try:
         return tuple(yaml.safe_load(config)["policies"])
     except (yaml.YAMLError, TypeError, KeyError):

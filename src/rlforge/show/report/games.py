@@ -26,7 +26,7 @@ def sample_games(run: RunData) -> dict[str, GameRecord]:
 
 
 def shown_turns(record: GameRecord) -> list[tuple[int, Turn, str]]:
-    """The turns that are shown: their places, and what their players had not seen before."""
+    """Turns with their places, and what their players had not seen before."""
     turns = list(zip(range(1, len(record.turns) + 1), record.turns, news(record), strict=True))
     half = MOST_TURNS // 2
     return turns if len(turns) <= MOST_TURNS else turns[:half] + turns[-half:]
@@ -42,7 +42,7 @@ def value_over_turns(done: Analysis) -> Chart:
 
 
 def marks(turn: Turn) -> list[str]:
-    """Fault of the answer of a turn."""
+    """Faults of a turn's answer."""
     reason = turn.completion.finish_reason
     return [
         text
@@ -57,7 +57,7 @@ def marks(turn: Turn) -> list[str]:
 
 
 def likelihood(turn: Turn) -> str:
-    """The log-probs of an answer, after a comma; empty without them."""
+    """Log-probs of an answer, after a comma, or nothing."""
     logprobs = turn.completion.logprobs
     if not logprobs:
         return ""

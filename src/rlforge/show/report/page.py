@@ -16,12 +16,12 @@ from rlforge.system.files import atomic_write
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-#: The package: templates and what they inline are named by their paths in it.
+#: Templates and what they inline are named by their paths in the package.
 _ROOT = Path(__file__).parents[2]
 
 
 def check_page(output: Path | None) -> None:
-    """Raise ConfigError where ``write_page`` cannot write the file, if one is given."""
+    """Raise ConfigError where ``write_page`` cannot write a given file."""
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         raise ConfigError(
             f"the report cannot be written to {output}: it must be a file in a folder that exists"
@@ -29,17 +29,11 @@ def check_page(output: Path | None) -> None:
 
 
 def render(template: str, **facts: Any) -> str:
-    """The page of a template, which extends ``page.html.jinja``.
-
-    Args:
-        template: its path in the package.
-        facts: what it shows, beside the functions of ``rlforge.show.formatting``.
-    """
+    """The page of a template, by its path, which has ``facts`` and ``rlforge.show.formatting``."""
     return _environment().get_template(template).render(facts)
 
 
 def write_page(target: Path, page: str) -> Path:
-    """Write a page and return its path."""
     # A surrogate in an answer of a model has no UTF-8.
     atomic_write(target, page.encode(errors="replace"))
     return target

@@ -1,4 +1,4 @@
-"""Charts as one picture, for READMEs, model cards and studies; extra ``plots``."""
+"""Charts as one picture, for READMEs, model cards and studies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlforge.show.report.charts import Chart
 from rlforge.show.report.data import RunData
 from rlforge.system.packages import need_packages
 
-#: Most points of a line that are marked one by one, and names in a line of a legend.
+#: Most marked points of a line, and names in a line of a legend.
 _MARKED, _NAMES = 24, 3
 
 #: Colours beside ``c0`` …, which are the style's.
@@ -32,9 +32,9 @@ def draw_curves(run: RunData) -> str | None:
 
 
 def draw(charts: Sequence[Chart], columns: int = 2, shared: bool = False) -> str | None:
-    """The charts that have points as SVG, or None; ConfigError where matplotlib is missing.
+    """Charts that have points as SVG, or None; ConfigError where matplotlib is missing.
 
-    shared: all have the same axes. Lines of one name have one entry in a legend.
+    shared: all have the same axes.
     """
     drawn = [chart for chart in charts if chart.shown]
     if not drawn:
@@ -64,7 +64,7 @@ def draw(charts: Sequence[Chart], columns: int = 2, shared: bool = False) -> str
 
 
 def _draw(axes: Any, chart: Chart) -> int:
-    """Draw the lines of ``chart`` that have points; returns how many names they have."""
+    """Draw a chart; returns the number of names of its lines."""
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     for one in chart.shown:

@@ -18,13 +18,12 @@ MOST_ERRORS, _LONGEST_ERROR = 10, 300
 
 
 def tiles(run: RunData) -> dict[str, str]:
-    """The figures of the whole run, by label."""
     last = run.metrics[-1] if run.metrics else {}
     ended = run.status != "running"
     updates = run.summary.get("updates", 0) if ended else last.get("step", 0)
     wall = run.summary.get("wall_time_s") if ended else last.get("time_s")
     games = last.get("games", 0)
-    # Of the updates at which the log-prob gap was measured.
+    # The log-prob gap may be measured at some updates only.
     gap = "logprob_gap_max"
     of_policies = {gap, *(f"policies/{policy}/{gap}" for policy in run.policies)}
     gaps = [row[one] for row in run.metrics for one in of_policies & row.keys()]
@@ -44,7 +43,7 @@ def tiles(run: RunData) -> dict[str, str]:
 
 
 def ranking(run: RunData, pool: PoolSnapshot) -> list[PoolEntry]:
-    """Measured policies first, those of the evaluations before others, then by rating."""
+    """Rated policies first, then those of evaluations, then by rating."""
     evaluated = {uid for one in run.evals for uid in (one.policy_uid, one.opponent)}
     return sorted(
         pool.entries,
@@ -53,7 +52,7 @@ def ranking(run: RunData, pool: PoolSnapshot) -> list[PoolEntry]:
 
 
 def most_met(pool: PoolSnapshot) -> tuple[list[str], int]:
-    """The policies with most games against others, and how many further ones have some."""
+    """The policies with most games against others, and the number of others with some."""
     met: Counter[str] = Counter()
     for pair in pool.pairs():
         met.update({pair.first: pair.games, pair.second: pair.games})
@@ -62,18 +61,17 @@ def most_met(pool: PoolSnapshot) -> tuple[list[str], int]:
 
 
 def api_players(run: RunData) -> list[ApiUsage]:
-    """Usage of models behind APIs."""
     return from_json(list[ApiUsage], run.api.get("players", ()))
 
 
 def endings(run: RunData) -> list[tuple[tuple[str, str, str], int]]:
-    """Environment, purpose and end, and how many games had them."""
+    """Number of games by environment, purpose and end."""
     ends = Counter((game.spec.env_id, game.spec.purpose, game.end_reason) for game in run.games)
     return sorted(ends.items())
 
 
 def errors(run: RunData) -> list[tuple[str, int]]:
-    """The most frequent errors of failed games, and how often they came."""
+    """The most frequent errors of failed games, with their numbers."""
     found = (game.error for game in run.games if game.error is not None)
     cut = (one if len(one) <= _LONGEST_ERROR else f"{one[:_LONGEST_ERROR]} …" for one in found)
     return Counter(cut).most_common(MOST_ERRORS)
