@@ -242,57 +242,51 @@ def collector(more, **given):
     return f"{more}\nc = unstable.Collector.remote(2, b, p, t, vllm, games, games, {words})"
 
 
+def sure(written, **parts):
+    return pytest.param(parts, written)
+
+
 @pytest.mark.parametrize(
     ("parts", "written"),
     [
-        ({"before": "N = 2**9", "l": learner(batch_size="N")}, "batch_size: 512"),
-        ({"l": learner(batch_size="1 << 8")}, "batch_size: 256"),
-        ({"before": "C = {'lr': 3e-6}", "l": learner(learning_rate="C.get('lr')")}, "3.0e-06"),
-        ({"before": "C = {}", "l": learner(learning_rate="C.get('lr', 2e-6)")}, "2.0e-06"),
-        ({"c": collector("vllm.update({'max_tokens': 1024}, top_p=0.5)")}, "max_tokens: 1024"),
-        ({"c": collector("vllm |= dict(temperature=0.25)")}, "temperature: 0.25"),
-        ({"c": collector("same = vllm\nsame['top_p'] = 0.5")}, "top_p: 0.5"),
-        ({"c": collector("games.append(('Nim-v0-train', 2, 'qwen3-zs'))")}, "id: Nim-v0-train"),
-        ({"c": collector("games += [('Nim-v0-train', 2, 'qwen3-zs')]")}, "id: Nim-v0-train"),
-        (
-            {"run": "for one in ['a/b', 'c/d']:\n    p.add_fixed.remote(one)"},
+        sure("batch_size: 512", before="N = 2**9", l=learner(batch_size="N")),
+        sure("batch_size: 256", l=learner(batch_size="1 << 8")),
+        sure("3.0e-06", before="C = {'lr': 3e-6}", l=learner(learning_rate="C.get('lr')")),
+        sure("2.0e-06", before="C = {}", l=learner(learning_rate="C.get('lr', 2e-6)")),
+        sure("max_tokens: 1024", c=collector("vllm.update({'max_tokens': 1024}, top_p=0.5)")),
+        sure("temperature: 0.25", c=collector("vllm |= dict(temperature=0.25)")),
+        sure("top_p: 0.5", c=collector("same = vllm\nsame['top_p'] = 0.5")),
+        sure("id: Nim-v0-train", c=collector("games.append(('Nim-v0-train', 2, 'qwen3-zs'))")),
+        sure("id: Nim-v0-train", c=collector("games += [('Nim-v0-train', 2, 'qwen3-zs')]")),
+        sure(
             "er:a/b', 'openrouter:c/d'",
+            run="for one in ['a/b', 'c/d']:\n    p.add_fixed.remote(one)",
         ),
-        (
-            {
-                "before": "D = False",
-                "l": f"if D:\n    {learner(batch_size='8')}\nelse:\n    {learner()}",
-            },
+        sure(
             "e: 384",
+            before="D = False",
+            l=f"if D:\n    {learner(batch_size='8')}\nelse:\n    {learner()}",
         ),
-        ({"before": "D = True", "l": learner(batch_size="64 if D else 8")}, "batch_size: 64"),
-        ({"run": "if not sys.argv:\n    sys.exit()\nl.train.remote(7)"}, "total_updates: 7"),
-        (
-            {
-                "l": "B = 64\nr = 9e-9\ndef make(B, r=1e-4):\n    "
-                f"{learner(batch_size='B', learning_rate='r')}\n    return l\nl = make(320, r=2e-5)"
-            },
+        sure("batch_size: 64", before="D = True", l=learner(batch_size="64 if D else 8")),
+        sure("total_updates: 7", run="if not sys.argv:\n    sys.exit()\nl.train.remote(7)"),
+        sure(
             "batch_size: 320",
+            l="B = 64\nr = 9e-9\ndef make(B, r=1e-4):\n    "
+            f"{learner(batch_size='B', learning_rate='r')}\n    return l\nl = make(320, r=2e-5)",
         ),
-        (
-            {
-                "l": f"def build(r=1e-4):\n    {learner(learning_rate='r')}\n"
-                "    return l\nl = build()"
-            },
+        sure(
             "learning_rate: 0.0001",
+            l=f"def build(r=1e-4):\n    {learner(learning_rate='r')}\n    return l\nl = build()",
         ),
-        (
-            {"before": "L = unstable.StandardLearner", "l": "l = L.remote(batch_size=24)"},
-            "size: 24",
-        ),
-        ({"run": "unstable.Tracker.remote(run_name=f'r {7:03d}')"}, "name: r-007"),
-        ({"run": "ones = [l]\nones[0].train.remote(7)"}, "total_updates: 7"),
-        ({"run": "get()[0].train.remote(7)"}, "total_updates: 7"),
-        ({"run": "try:\n    l.train.remote(7)\nexcept ValueError:\n    pass"}, "total_updates: 7"),
-        ({"run": "l.train.remote(7)\nsys.exit()\nl.train.remote(8)"}, "total_updates: 7"),
-        ({"name": "run demo.v2.py", "run": "unstable.Tracker.remote()"}, "name: run"),
-        ({"l": learner(save_every="5")}, "max_staleness: 7"),
-        ({"run": "unstable.ModelPool.remote('lagged', 1, t)"}, "override /pool: mirror"),
+        sure("size: 24", before="L = unstable.StandardLearner", l="l = L.remote(batch_size=24)"),
+        sure("name: r-007", run="unstable.Tracker.remote(run_name=f'r {7:03d}')"),
+        sure("total_updates: 7", run="ones = [l]\nones[0].train.remote(7)"),
+        sure("total_updates: 7", run="get()[0].train.remote(7)"),
+        sure("total_updates: 7", run="try:\n    l.train.remote(7)\nexcept ValueError:\n    pass"),
+        sure("total_updates: 7", run="l.train.remote(7)\nsys.exit()\nl.train.remote(8)"),
+        sure("name: run", name="run demo.v2.py", run="unstable.Tracker.remote()"),
+        sure("max_staleness: 7", l=learner(save_every="5")),
+        sure("override /pool: mirror", run="unstable.ModelPool.remote('lagged', 1, t)"),
     ],
 )
 def test_what_is_known_for_sure_is_read(tmp_path, parts, written):
@@ -306,198 +300,164 @@ def test_what_is_known_for_sure_is_read(tmp_path, parts, written):
 IF = "if len(sys.argv) > 1:\n    "
 
 
+def unsure(said, unwritten, **parts):
+    return pytest.param(parts, said, unwritten)
+
+
+def of_size(before, said="batch_size: only", size="B"):
+    """A batch size that lines before do not give for sure."""
+    return unsure(said, " batch_size: ", before=before, l=learner(batch_size=size))
+
+
 @pytest.mark.parametrize(
     ("parts", "said", "unwritten"),
     [
-        (
-            {"l": learner(learning_rate="os.environ.get('LR')")},
+        of_size(f"B = 384\n{IF}B = 8", "batch_size: .*line 4"),
+        of_size(
+            "try:\n    B = 8\nexcept ImportError:\n    B = 9",
+            "batch_size: .*an exception in line 3",
+        ),
+        of_size("B = 2\nwhile f():\n    B = B * 2"),
+        of_size("for B in f():\n    pass"),
+        of_size("B = 8\nf() or (B := 9)"),
+        of_size(f"B = 8\n{IF}from conf import B"),
+        of_size("B = 384\ndef f(**B):\n    return B", size="f(B=8)"),
+        of_size(f"def f():\n    return 8\n{IF}def f():\n        return 9", size="f()"),
+        of_size(
+            "def f():\n    B = 4\n    def g():\n        nonlocal B\n        B = 8\n"
+            "    g()\n    return B",
+            size="f()",
+        ),
+        of_size("", size="10**10**10"),
+        unsure(
             "learning_rate: .*os.environ.get",
             "LR\n",
+            l=learner(learning_rate="os.environ.get('LR')"),
         ),
-        (
-            {"run": "unstable.Tracker.remote(wandb_project=os.environ.get('P'))"},
+        unsure(
             "wandb_project: ",
             "P  #",
+            run="unstable.Tracker.remote(wandb_project=os.environ.get('P'))",
         ),
-        ({"run": "unstable.Tracker.remote(run_name=os.getenv('NAME'))"}, "run_name: ", "NAME  #"),
-        ({"c": collector(f"{IF}vllm['max_tokens'] = 9")}, "max_tokens: only", "max_tokens: 9 "),
-        ({"c": collector(f"{IF}vllm.update(max_tokens=9)")}, "max_tokens: only", "max_tokens: 512"),
-        ({"c": collector("vllm.update(**os.environ)")}, r"\*\*: only", "Call"),
-        ({"c": collector("vllm.popitem()")}, "model_name: only .*popitem", "Call"),
-        (
-            {"c": collector("random.shuffle(games)")},
-            r"random.shuffle\(…\) may change games",
-            "Call",
+        unsure("run_name: ", "NAME  #", run="unstable.Tracker.remote(run_name=os.getenv('NAME'))"),
+        unsure("max_tokens: only", "max_tokens: 9 ", c=collector(f"{IF}vllm['max_tokens'] = 9")),
+        unsure(
+            "max_tokens: only", "max_tokens: 512", c=collector(f"{IF}vllm.update(max_tokens=9)")
         ),
-        ({"c": collector(f"{IF}games.append(1)")}, "training_envs: only", "TicTacToe"),
-        (
-            {"c": collector("games = [*games, *sys.argv]")},
-            r"training_envs: .*\*sys.argv",
-            "TicTacToe",
+        unsure(r"\*\*: only", "Call", c=collector("vllm.update(**os.environ)")),
+        unsure("model_name: only .*popitem", "Call", c=collector("vllm.popitem()")),
+        unsure(
+            r"random.shuffle\(…\) may change games", "Call", c=collector("random.shuffle(games)")
         ),
-        (
-            {"before": f"B = 384\n{IF}B = 8", "l": learner(batch_size="B")},
-            "batch_size: .*line 4",
-            " batch_size: ",
+        unsure("training_envs: only", "TicTacToe", c=collector(f"{IF}games.append(1)")),
+        unsure(
+            r"training_envs: .*\*sys.argv", "TicTacToe", c=collector("games = [*games, *sys.argv]")
         ),
-        (
-            {
-                "before": "try:\n    B = 8\nexcept ImportError:\n    B = 9",
-                "l": learner(batch_size="B"),
-            },
-            "batch_size: .*an exception in line 3",
-            " batch_size: ",
-        ),
-        (
-            {"before": "B = 2\nwhile f():\n    B = B * 2", "l": learner(batch_size="B")},
-            "batch_size: ",
-            " batch_size: ",
-        ),
-        (
-            {"before": "for B in f():\n    pass", "l": learner(batch_size="B")},
-            "batch_size: ",
-            " batch_size: ",
-        ),
-        (
-            {"l": f"{IF}{learner(batch_size='8')}\nelse:\n    {learner()}"},
-            "depends on `if .*; it is not read",
-            " batch_size: ",
-        ),
-        (
-            {"run": f"l.train.remote(200)\n{IF}l.train.remote(3)"},
-            r"train\(…\) depends on .*not read",
-            "total_updates: 3",
-        ),
-        (
-            {"run": f"{IF}l.train.remote(3)"},
-            r"train\(…\) depends on `if len\(sys.argv\) > 1` in line",
-            "Call",
-        ),
-        (
-            {"l": f"def main(B=8):\n    {learner(batch_size='B')}\nfire.Fire(main)"},
-            "depends on a call of main of line",
-            "batch_size: 8",
-        ),
-        (
-            {"l": f"@cli\ndef main(B=8):\n    {learner(batch_size='B')}\nmain()"},
-            "batch_size: only",
-            "batch_size: 8",
-        ),
-        (
-            {"l": f"def make(*a):\n    {learner(batch_size='a[0]')}\nmake(8)"},
-            "batch_size: only",
-            "batch_size: 8",
-        ),
-        (
-            {"l": "from mine import StandardLearner as S\nl = S.remote(batch_size=8)"},
-            "mine.StandardLearner.* not read: batch_size",
-            "batch_size: 8",
-        ),
-        (
-            {"l": "class S(unstable.StandardLearner):\n    x = 1\nl = S.remote(batch_size=8)"},
-            "not read: batch_size",
-            "batch_size: 8",
-        ),
-        (
-            {"run": "unstable.Tracker.remote(run_name=f'{1:d}-{1!r}-{1:x{y}}')"},
-            "run_name: only",
-            "name: 1",
-        ),
-        (
-            {"l": learner(max_train_len="...")},
-            r"max_train_len: only running the script gives \.\.\.",
-            "max_train_len",
-        ),
-        ({"l": learner(batch_size="10**10**10")}, "batch_size: only", " batch_size: "),
-        (
-            {"c": collector("", evaluation_opponent="None")},
-            "evaluation_opponent: None is of another form",
-            "None",
-        ),
-        (
-            {"c": collector("", evaluation_opponent="'hf:a/b'")},
-            "'hf:a/b' is of another form",
-            "hf:a/b'\\]",
-        ),
-        (
-            {"l": learner(initial_lora_path="{'r': 8}")},
-            "initial_lora_path: {'r': 8} is of",
-            "initial_adapter",
-        ),
-        (
-            {"run": "l.train.remote(3)\nl.train.remote(4)"},
-            "learner.total_updates=4 replaces 3 of line 13",
-            "updates: 3",
-        ),
-        (
-            {"before": "B = 384\ndef f(**B):\n    return B", "l": learner(batch_size="f(B=8)")},
-            "batch_size: only",
-            " batch_size: ",
-        ),
-        (
-            {
-                "before": "def f():\n    B = 4\n    def g():\n        nonlocal B\n        B = 8\n"
-                "    g()\n    return B",
-                "l": learner(batch_size="f()"),
-            },
-            "batch_size: only",
-            " batch_size: ",
-        ),
-        (
-            {"c": collector("games = [*games, *f()]\ngames.pop()")},
+        unsure(
             r"training_envs: only .*games.pop\(\)",
             "TicTacToe",
+            c=collector("games = [*games, *f()]\ngames.pop()"),
         ),
-        (
-            {"c": collector("games = [('Nim-v0-train', 2, ['qwen3-zs'])]")},
+        unsure(
             "training_envs: .* is of another form",
             "Nim",
+            c=collector("games = [('Nim-v0-train', 2, ['qwen3-zs'])]"),
         ),
-        (
-            {"run": "ray.get([p.add_fixed.remote(one) for one in ['a/b']])"},
+        unsure(
+            "depends on `if .*; it is not read",
+            " batch_size: ",
+            l=f"{IF}{learner(batch_size='8')}\nelse:\n    {learner()}",
+        ),
+        unsure(
+            r"train\(…\) depends on .*not read",
+            "total_updates: 3",
+            run=f"l.train.remote(200)\n{IF}l.train.remote(3)",
+        ),
+        unsure(
+            r"train\(…\) depends on `if len\(sys.argv\) > 1` in line",
+            "Call",
+            run=f"{IF}l.train.remote(3)",
+        ),
+        unsure(
+            "depends on a call of main of line",
+            "batch_size: 8",
+            l=f"def main(B=8):\n    {learner(batch_size='B')}\nfire.Fire(main)",
+        ),
+        unsure(
+            "batch_size: only",
+            "batch_size: 8",
+            l=f"@cli\ndef main(B=8):\n    {learner(batch_size='B')}\nmain()",
+        ),
+        unsure(
+            "batch_size: only",
+            "batch_size: 8",
+            l=f"def make(*a):\n    {learner(batch_size='a[0]')}\nmake(8)",
+        ),
+        unsure(
+            "mine.StandardLearner.* not read: batch_size",
+            "batch_size: 8",
+            l="from mine import StandardLearner as S\nl = S.remote(batch_size=8)",
+        ),
+        unsure(
+            "not read: batch_size",
+            "batch_size: 8",
+            l="class S(unstable.StandardLearner):\n    x = 1\nl = S.remote(batch_size=8)",
+        ),
+        unsure(
+            "run_name: only",
+            "name: 1",
+            run="unstable.Tracker.remote(run_name=f'{1:d}-{1!r}-{1:x{y}}')",
+        ),
+        unsure(
+            r"max_train_len: only running the script gives \.\.\.",
+            "max_train_len",
+            l=learner(max_train_len="..."),
+        ),
+        unsure(
+            "evaluation_opponent: None is of another form",
+            "None",
+            c=collector("", evaluation_opponent="None"),
+        ),
+        unsure(
+            "'hf:a/b' is of another form",
+            "hf:a/b'\\]",
+            c=collector("", evaluation_opponent="'hf:a/b'"),
+        ),
+        unsure(
+            "initial_lora_path: {'r': 8} is of",
+            "initial_adapter",
+            l=learner(initial_lora_path="{'r': 8}"),
+        ),
+        unsure(
+            "learner.total_updates=4 replaces 3 of line 13",
+            "updates: 3",
+            run="l.train.remote(3)\nl.train.remote(4)",
+        ),
+        unsure(
             r"add_fixed\(…\) depends on `\[p.add_fixed.remote\(one\) for one in",
             "fixed_opponents",
+            run="ray.get([p.add_fixed.remote(one) for one in ['a/b']])",
         ),
-        (
-            {"before": "B = 8\nf() or (B := 9)", "l": learner(batch_size="B")},
-            "batch_size: only",
-            " batch_size: ",
-        ),
-        (
-            {"before": f"B = 8\n{IF}from conf import B", "l": learner(batch_size="B")},
-            "batch_size: only",
-            " batch_size: ",
-        ),
-        (
-            {
-                "before": f"def f():\n    return 8\n{IF}def f():\n        return 9",
-                "l": learner(batch_size="f()"),
-            },
-            "batch_size: only",
-            " batch_size: ",
-        ),
-        (
-            {
-                "run": "def main(n):\n    p.add_fixed.remote('a/b')\n    "
-                "p.add_fixed.remote('c/d')\nfire.Fire(main)"
-            },
+        unsure(
             r"add_fixed\(…\) depends on a call of main of line",
             r"fixed_opponents: \['openrouter:./.'\]",
+            run="def main(n):\n    p.add_fixed.remote('a/b')\n    p.add_fixed.remote('c/d')\n"
+            "fire.Fire(main)",
         ),
-        (
-            {"run": r"unstable.Tracker.remote(run_name='\ud800')"},
+        unsure(
             r"name=\\ud800 replaces run of line 5",
             "name: run",
+            run=r"unstable.Tracker.remote(run_name='\ud800')",
         ),
-        (
-            {"run": "f()[0].train.remote(sys.argv[1])"},
+        unsure(
             r"iterations: only running the script gives sys.argv\[1\]",
             "total_updates: ",
+            run="f()[0].train.remote(sys.argv[1])",
         ),
-        (
-            {"c": collector("vllm['enforce_eager'] = True")},
+        unsure(
             "engine.vllm.enforce_eager sets it",
             "eager:",
+            c=collector("vllm['enforce_eager'] = True"),
         ),
     ],
 )
@@ -511,34 +471,22 @@ def test_what_is_not_known_for_sure_is_a_remark_with_its_line(tmp_path, parts, s
 
 
 @pytest.mark.parametrize(
-    ("parts", "said"),
+    ("said", "parts"),
     [
-        (
-            {"l": learner(batch_delay_buffer="4")},
-            "run.py:{}: does not compose: buffer.max_size=768: never",
-        ),
-        (
-            {"c": "num = 0\n" + MADE["c"].replace("(2", "(num")},
-            "run.py:{}: does not compose: engine.num_engines=0: ",
-        ),
-        (
-            {"l": learner(learning_rate="1e400")},
-            "run.py:{}: does not compose: learner.learning_rate=inf: ",
-        ),
-        (
-            {"l": learner(num_learners="'two'")},
-            "run.py:{}: does not compose: learner.num_learners=two: must be a whole number",
-        ),
+        ("buffer.max_size=768: never", {"l": learner(batch_delay_buffer="4")}),
+        ("engine.num_engines=0: ", {"c": "num = 0\n" + MADE["c"].replace("(2", "(num")}),
+        ("learner.learning_rate=inf: ", {"l": learner(learning_rate="1e400")}),
+        ("learner.num_learners=two: must be a whole number", {"l": learner(num_learners="'two'")}),
     ],
 )
-def test_what_does_not_compose_is_a_remark_with_the_line_that_set_it(tmp_path, parts, said):
+def test_what_does_not_compose_is_a_remark_with_the_line_that_set_it(tmp_path, said, parts):
     script = script_of(tmp_path, **parts)
     lines = script.read_text().splitlines()
-    word = {"buffer": "StepBuffer.remote", "engine": "Collector.remote"}.get(
-        re.findall(r"compose: (\w+)", said)[0], "StandardLearner.remote"
-    )
+    calls = {"buffer": "StepBuffer.remote", "engine": "Collector.remote"}
+    word = calls.get(said.partition(".")[0], "StandardLearner.remote")
     [place] = [number for number, line in enumerate(lines, 1) if word in line]
-    assert [one for one in port(script).remarks if one.startswith(said.format(place))]
+    begun = f"run.py:{place}: does not compose: {said}"
+    assert [one for one in port(script).remarks if one.startswith(begun)]
 
 
 def test_the_runtime_object_normalizes_advantages_of_a2c(tmp_path):
