@@ -1,7 +1,4 @@
-"""The models that ``rlforge models`` lists, and the place and shape of a configured one.
-
-Nothing is loaded, and no network is used.
-"""
+"""The models that ``rlforge models`` lists, and the place and shape of a configured one."""
 
 from __future__ import annotations
 

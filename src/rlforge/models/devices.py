@@ -22,14 +22,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def named_device(name: str) -> torch.device:
-    """``auto`` (a CUDA device if there is one), ``cpu`` or ``cuda``; changes no setting.
-
-    Raises ConfigError for ``cuda`` without a CUDA device.
-
-    Example:
-        >>> named_device("cpu")
-        device(type='cpu')
-    """
+    """``auto`` (a CUDA device if there is one), ``cpu`` or ``cuda``; ConfigError without it."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda"):

@@ -18,10 +18,7 @@ _PART = 2**24
 
 
 def check_finite(path: Path) -> str:
-    """Check the weights of an adapter or a model; returns how many there are, in words.
-
-    Raises ConfigError naming the file, and the tensor that is not finite.
-    """
+    """How many weights an adapter or a model has, in words; ConfigError for one not finite."""
     tensors = numbers = 0
     for file, name, tensor in _tensors(path):
         if (bad := _not_finite(tensor)) > 0:
@@ -31,7 +28,6 @@ def check_finite(path: Path) -> str:
 
 
 def _not_finite(tensor: Any) -> int:
-    """How many numbers of a tensor, of numpy or torch, are NaN or infinite."""
     # A sum is a fifth of the work, and finite only if all numbers are.
     if isinstance(tensor, np.ndarray):
         return 0 if np.isfinite(tensor.sum(dtype=np.float64)) else int((~np.isfinite(tensor)).sum())

@@ -69,9 +69,7 @@ def read_adapter(path: Path) -> dict[str, Any]:
 
 
 def settings_beyond(described: Mapping[str, Any], known: Collection[str] = ()) -> list[str]:
-    """Settings, as KEY=VALUE, by which an adapter computes something else than plain LoRA.
-
-    known: names of further settings that do not count.
+    """Settings, as KEY=VALUE, not ``known``, by which an adapter is more than plain LoRA.
 
     Example:
         >>> settings_beyond({"peft_type": "LORA", "r": 4, "use_dora": True, "bias": "none"})
@@ -94,7 +92,7 @@ def settings_beyond(described: Mapping[str, Any], known: Collection[str] = ()) -
 def untrainable(described: Mapping[str, Any], lora: LoraConfig, base: str = "") -> str | None:
     """Why training an adapter of ``lora`` cannot continue a saved one; None where it can.
 
-    described: as ``read_adapter`` returns it. base: the base model; empty: not compared.
+    described: by ``read_adapter``. base: the base model; empty: not compared.
     """
 
     def ordered(targets: Any) -> Any:
@@ -197,11 +195,9 @@ def copy_adapter(peft_model: Any, tensors: Mapping[str, Any]) -> str | None:
 
 
 def check_adapter_fits(path: Path, config: ModelConfig, base: str) -> list[str]:
-    """Refuse an adapter in ``path`` that PEFT cannot put over the whole of the configured model.
+    """Last parts of the names of the layers that an adapter changes; ConfigError for a misfit.
 
-    base: as ``resolve_model(config)`` returns it. Returns the last parts of the names of the layers
-    that the adapter changes, sorted. Raises ConfigError with the first difference in the name of
-    the base model, in layers, or in shapes.
+    base: as ``resolve_model(config)`` returns it.
     """
     described, file = read_adapter(path), path / ADAPTER_WEIGHTS
     beyond = settings_beyond(described, _LAYERS | _VARIANTS)
@@ -221,9 +217,9 @@ def check_adapter_fits(path: Path, config: ModelConfig, base: str) -> list[str]:
 
 
 def check_lora(path: Path, config: ModelConfig, most: int, *, vllm: bool = False) -> int:
-    """Refuse an adapter that is no LoRA or has a rank above ``most``; returns its largest rank.
+    """The largest rank of a LoRA; ConfigError for one above ``most``, and for other weights.
 
-    vllm: refuse full weights and variants of LoRA, too.
+    vllm: refuse variants of LoRA, too.
     """
     other = "; use engine=transformers" if vllm else ""
     if vllm and kind_of_weights(path) == "model":  # vLLM has no kernels for these
@@ -271,9 +267,9 @@ def check_initial_adapter(path: Path, config: ModelConfig, base: str) -> None:
 
 
 def check_model_fits(path: Path, config: ModelConfig, *, same_shapes: bool = False) -> None:
-    """Raise ConfigError for a folder of full weights that is damaged, or has another vocabulary.
+    """Raise ConfigError for full weights that are damaged, or have another vocabulary.
 
-    same_shapes: refuse other shapes than those of the configured model, too.
+    same_shapes: the weights are to have the shapes of the configured model.
     """
     from rlforge.models.empty import empty_model
     from rlforge.models.load import load_model_config
@@ -321,7 +317,6 @@ def _weight_files(path: Path) -> list[Path]:
 
 
 def _expected_shapes(path: Path, config: ModelConfig) -> Shapes:
-    """The tensors that PEFT wants for the adapter in ``path`` over the configured model."""
     import torch
     from peft import PeftConfig, get_peft_model, get_peft_model_state_dict
 
@@ -344,7 +339,6 @@ def _expected_shapes(path: Path, config: ModelConfig) -> Shapes:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in ``file``; ConfigError where there is none."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -1,7 +1,6 @@
 """The last layer, computed only at the positions whose output is read: few of a long prompt.
 
-Queries, attention output and MLP treat each position separately, so these are computed there only;
-keys and values everywhere. Gradients stay the same: positions that are left out have none.
+Keys and values are computed everywhere. Positions that are left out have no gradient.
 """
 
 from __future__ import annotations
@@ -61,21 +60,11 @@ class LastLayer:
 
 @torch.no_grad()
 def predicts_the_same(model: Any) -> bool:
-    """Try whether a causal model predicts the same if its last layer computes only ends of prompts.
+    """Whether a causal model predicts the same if its last layer computes only ends of prompts.
 
-    If not, the log says why the last layer is computed whole.
+    If not, the log says why.
     """
-    problem = _what_differs(model)
-    if problem:
-        log.info("the last layer of %s is computed whole: %s", type(model).__name__, problem)
-    return not problem
-
-
-def _what_differs(model: Any) -> str:
-    """Why the last layer of ``model`` cannot leave positions out; "" if it can."""
     layer = LastLayer(model.get_decoder())
-    if not layer.modules:
-        return "none of its modules has a known name"
     vocab_size = model.config.get_text_config().vocab_size
     ids = trial_tokens(vocab_size, 18).to(model.device).view(2, 9)
     ends = torch.tensor([8, 17], device=model.device)
@@ -88,9 +77,14 @@ def _what_differs(model: Any) -> str:
         with layer.read_at(ends, ids.numel()):
             return whole()
 
-    with evaluating(model):
-        problem = difference(narrow, whole)
-    return f"its layer {problem} where positions are left out" if problem else ""
+    problem = "none of its modules has a known name"
+    if layer.modules:
+        with evaluating(model):
+            differs = difference(narrow, whole)
+        problem = differs and f"its layer {differs} where positions are left out"
+    if problem:
+        log.info("the last layer of %s is computed whole: %s", type(model).__name__, problem)
+    return not problem
 
 
 def trial_tokens(vocab_size: int, count: int) -> Tensor:

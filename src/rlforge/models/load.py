@@ -95,7 +95,6 @@ def unfetched(config: ModelConfig) -> bool:
 
 
 def _cached(name: str) -> Path | None:
-    """The hub's copy of a model on this machine."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -133,7 +132,6 @@ def check_source(config: ModelConfig) -> None:
 
 
 def _hub_id(name: str) -> str:
-    """``name``, which can be the id of a model on the Hugging Face hub, or else ConfigError."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -174,10 +172,7 @@ def _read_tokenizer(place: str) -> Any:
 
 
 def load_decoder(config: ModelConfig) -> Callable[[Iterable[Sequence[int]]], list[str]]:
-    """A function that gives the texts of sequences of token ids, with their control tokens.
-
-    Raises ConfigError as ``load_tokenizer`` does.
-    """
+    """A function that gives the texts of sequences of token ids, with their control tokens."""
     folder = local_copy(config)
     if folder is not None and (folder / "tokenizer.json").is_file():
         # An actor that needs no more starts seconds sooner without transformers.
@@ -204,10 +199,7 @@ def load_base_model(config: ModelConfig, device: torch.device, dtype: torch.dtyp
 
 
 def lacking_weights(config: ModelConfig) -> str:
-    """Which weights the model's files lack, or hold in other forms; "" if they are complete.
-
-    Raises ConfigError where they cannot be read.
-    """
+    """Which weights the model's files lack, or hold in other forms; "" if they are complete."""
     from transformers.quantizers.auto import AutoHfQuantizer
 
     lacking = str(_load(config, read_model, device_map="meta")[1])
@@ -305,10 +297,7 @@ def model_positions(config: ModelConfig) -> int:
 
 
 def prompt_room(config: PolicyConfig) -> int:
-    """Tokens of the longest prompt that an answer of ``engine.max_tokens`` can follow.
-
-    Raises ConfigError where there is room for none.
-    """
+    """Tokens of the longest prompt that an answer of ``engine.max_tokens`` can follow."""
     engine = config.engine
     most = min(engine.max_model_len, model_positions(config.model))
     if most <= engine.max_tokens:
@@ -347,10 +336,7 @@ def listed_ends(config: ModelConfig) -> set[int]:
 
 
 def stop_token_ids(config: ModelConfig, tokenizer: Any) -> tuple[int, ...]:
-    """Ids that end an answer: ``listed_ends``, end of text, end of turn.
-
-    A tiny model lists the tokens that close an action, after which it stops.
-    """
+    """Ids that end an answer: ``listed_ends``, end of text, end of turn."""
     vocabulary = tokenizer.get_vocab()
     ids = {vocabulary[token] for token in _END_OF_TURN if token in vocabulary}
     return tuple(sorted((ids | listed_ends(config) | {tokenizer.eos_token_id}) - {None}))
@@ -359,8 +345,7 @@ def stop_token_ids(config: ModelConfig, tokenizer: Any) -> tuple[int, ...]:
 def load_value_head(config: ModelConfig) -> dict[str, torch.Tensor] | None:
     """Initial weights of a value head, weight [1, H] and bias [1], if the model has some.
 
-    The head reads the last hidden state (after the final norm) of the last prompt token. Tiny
-    models have one: their warm-up predicts how games end.
+    The head reads the last hidden state (after the final norm) of the last prompt token.
     """
     from safetensors.torch import load_file
 

@@ -1,9 +1,4 @@
-"""Float32 matrix products on AMD processors, by the faster of the two libraries that torch has.
-
-Torch multiplies by Intel's MKL, which on AMD processors leaves the AVX-512 units idle; oneDNN uses
-them. On one core of an EPYC of the Zen 5 generation 512 x 576 by 576 x 1536 takes 110 against 250
-billion operations a second.
-"""
+"""Float32 matrix products on AMD processors, by the faster of the two libraries that torch has."""
 
 from __future__ import annotations
 
@@ -19,6 +14,9 @@ from torch.autograd.function import once_differentiable
 
 #: Multiplications of a product from which oneDNN is faster; below, its calls cost more than MKL's.
 LEAST_WORK = 2**21
+
+# Torch multiplies by Intel's MKL, which leaves the AVX-512 units of AMD processors idle: on a core
+# of Zen 5 110 billion operations a second, against 250 by oneDNN (512 x 576 by 576 x 1536).
 
 
 @functools.cache

@@ -150,10 +150,7 @@ def write_checkpoint(
 
 
 def extend_checkpoint(path: Path, fill: Callable[[Path], None]) -> Manifest:
-    """Add the files that ``fill`` writes to the checkpoint at ``path``; returns its new manifest.
-
-    Raises CheckpointError as ``write_checkpoint``, and where there is such a file already.
-    """
+    """Add the files that ``fill`` writes to a checkpoint; returns its new manifest."""
     manifest = read_manifest(path, verify=False)
     with _explain_full_disk(path.parent, path), _temporary(path.parent) as directory:
         fill(directory)
@@ -192,7 +189,6 @@ def receive_checkpoint(path: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _move_into(path: Path, directory: Path, names: Iterable[str]) -> None:
-    """Move files, and the manifest that names them, from ``directory`` to the checkpoint."""
     for name in names:
         target = path / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -331,7 +327,6 @@ def _is_leftover(path: Path) -> bool:
 
 
 def _describe(directory: Path) -> dict[str, FileEntry]:
-    """Every file under ``directory`` with its digest; syncs each to disk."""
     if (directory / MANIFEST).exists():
         raise CheckpointError(f"{MANIFEST} is the manifest's own name; write another file")
     files = {}
@@ -370,7 +365,6 @@ def _write_manifest(
 
 
 def _sync_directories(directory: Path) -> None:
-    """Make the names in ``directory`` and below durable."""
     for path in directory.rglob("*"):
         if path.is_dir():
             sync(path)
@@ -379,7 +373,6 @@ def _sync_directories(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _explain_full_disk(root: Path, path: Path) -> Iterator[None]:
-    """Explain a full disk with the bytes that are free and needed."""
     try:
         yield
     except Exception as error:

@@ -130,10 +130,7 @@ def _load(nvml: Any, index: int, handle: Any) -> GpuLoad:
 
 
 def _ask(question: Callable[[Any, int, Any], T]) -> dict[str, T]:
-    """Answers about each GPU this process may use, by its entry in ``CUDA_VISIBLE_DEVICES``.
-
-    question: called with the module ``pynvml``, the number of a GPU, and NVML's handle.
-    """
+    """``question`` of ``pynvml``, number and handle of each GPU of ``visible_gpus``."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     # The tool comes with the driver: without it the module is not loaded in vain.
     if shutil.which("nvidia-smi") is None or importlib.util.find_spec("pynvml") is None:
@@ -206,14 +203,11 @@ def prepare_ray(hardware: HardwareConfig) -> None:
 
 
 def check_cluster(address: str) -> None:
-    """Raise ConfigError where nothing answers at ``address`` (HOST:PORT, or ray://HOST:PORT).
-
-    ``auto``, and schemes other than ``ray``, are left to Ray.
-    """
+    """Raise ConfigError where nothing answers at ``address`` (HOST:PORT, or ray://HOST:PORT)."""
     scheme, _, place = address.rpartition("://")
     host, _, port = place.rpartition(":")
     if not port.isdigit():
-        if address == "auto" or scheme not in ("", "ray"):
+        if address == "auto" or scheme not in ("", "ray"):  # left to Ray
             return
         raise ConfigError(
             f"hardware.ray_address={address} is no address of a cluster; write HOST:PORT, "
@@ -232,10 +226,7 @@ def check_cluster(address: str) -> None:
 def resolve_hardware(
     config: HardwareConfig, machine: Machine, num_engines: int, num_learners: int = 1
 ) -> HardwareConfig:
-    """The profile with every ``auto`` and null decided for ``machine``.
-
-    Raises ConfigError as ``resolve_device`` and ``check_gpus`` do, and where engines and learner
-    cannot take turns.
+    """The profile with every ``auto`` and null decided for ``machine``; ConfigError if it cannot.
 
     Example:
         >>> laptop = resolve_hardware(HardwareConfig(), Machine(cpus=8, gpus=0), num_engines=1)
@@ -291,10 +282,7 @@ def resolve_device(config: HardwareConfig, gpus: int) -> Literal["cpu", "cuda"]:
 def resolve_gpus(
     config: HardwareConfig, num_engines: int, num_learners: int
 ) -> tuple[float, float]:
-    """GPUs of each learner rank and of each engine; both 0 in the profile: decided here.
-
-    config: with ``device`` and ``num_gpus`` resolved.
-    """
+    """GPUs of each learner rank and of each engine. config: ``device``, ``num_gpus`` resolved."""
     if config.device == "cpu":
         return 0.0, 0.0
     if config.learner_gpus or config.engine_gpus:
@@ -311,10 +299,7 @@ def resolve_gpus(
 
 
 def resolve_threads(config: HardwareConfig, num_engines: int, num_learners: int) -> int | None:
-    """OpenMP threads of each engine and learner rank; None lets torch choose, as on GPUs.
-
-    config: with ``device`` and ``num_cpus`` resolved.
-    """
+    """OpenMP threads of each engine and learner rank; None lets torch choose, as on GPUs."""
     if config.threads or config.device != "cpu":
         return config.threads or None
     # The cores are divided among the actors that compute at the same time.
@@ -339,7 +324,6 @@ def check_gpus(config: HardwareConfig, num_engines: int, num_learners: int) -> N
 
 
 def _check_one_place(config: HardwareConfig, num_learners: int) -> None:
-    """Raise ConfigError where engines and learner cannot take turns."""
     if num_learners > 1:
         raise ConfigError(
             f"hardware.alternate=true (hardware={config.name}): one learner rank takes turns with "

@@ -72,13 +72,11 @@ def push_folder(
     the weights of a model. Raises RlforgeError where the hub cannot be reached or refuses.
 
     Args:
-        folder: Folder with the files.
-        repo: ORG/NAME, or USER/NAME.
+        folder, repo: From and to: ORG/NAME, or USER/NAME.
         message: Message of the commit.
-        public: Whether a repository that is made is.
+        public, kind: Of a repository that is made.
         say: Called with a line on each step.
-        kind: Kind of the repository.
-        kept: Whether the folder outlives the call: the error then says how to push it later.
+        kept: The folder outlives the call: the error says how to push it later.
     """
     from huggingface_hub import HfApi
 

@@ -117,10 +117,9 @@ class RunLock(Lock):
 
 
 def _named(content: bytes) -> dict[str, Any] | None:
-    """The holder that a lock file names; None while it has not written its name."""
     try:
         return dict(json.loads(content))
-    except ValueError:
+    except ValueError:  # it has not written its name yet
         return None
 
 

@@ -55,20 +55,14 @@ def spare_loopback(url: str | None = None) -> None:
     os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(hosts)
 
 
-def proxy_of(url: str) -> str | None:
-    """The variable with the proxy of ``url``, as ``HTTPS_PROXY=http://HOST:PORT``; None without."""
+def through(url: str) -> str:
+    """``" through HTTPS_PROXY=http://HOST:PORT"`` for messages, or an empty string."""
     parts, proxies = urlsplit(url), getproxies()
     host = parts.hostname or ""
     if is_loopback(host) or _none_used(proxies) or proxy_bypass(host):
-        return None
+        return ""
     kind = next((kind for kind in (parts.scheme, "all") if proxies.get(kind)), None)
-    return None if kind is None else _shown(kind, proxies[kind])
-
-
-def through(url: str) -> str:
-    """``" through HTTPS_PROXY=http://HOST:PORT"`` for messages, or an empty string."""
-    proxy = proxy_of(url)
-    return "" if proxy is None else f" through {proxy}"
+    return "" if kind is None else f" through {_shown(kind, proxies[kind])}"
 
 
 def without_credentials(url: str) -> str:
@@ -114,7 +108,6 @@ def _none_used(proxies: dict[str, str]) -> bool:
 
 
 def _shown(kind: str, value: str) -> str:
-    """The variable of ``kind``, without a user's name and password."""
     # Lower case counts before upper case.
     names = (name for name in sorted(os.environ, reverse=True) if os.environ[name])
     name = next((each for each in names if each.lower() == f"{kind}_proxy"), None)

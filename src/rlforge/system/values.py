@@ -195,7 +195,6 @@ def _is_object(hint: Any) -> bool:
 
 
 def _parts(cls: Any) -> dict[str, Mapping[str, str]]:
-    """The columns of each field that is stored in several."""
     fields = dataclasses.fields(cls)
     return {each.name: each.metadata["columns"] for each in fields if "columns" in each.metadata}
 

@@ -1,7 +1,4 @@
-"""The tiny model's tokenizer: every word of the compact boards is one token.
-
-So a model of two layers can read a board and name a cell. Other text is pieces of words, or bytes.
-"""
+"""The tiny model's tokenizer: every word of the compact boards is one token."""
 
 from __future__ import annotations
 
