@@ -16,7 +16,7 @@ class VllmConfig(Group):
     #: Share of the GPU's memory for weights and KV cache; null: all that the learner leaves;
     #: without one 0.9 of the engine's share.
     gpu_memory_utilization: Part | None = None
-    #: GiB of the KV cache; null: all that the GPU's share leaves, 1 on a CPU.
+    #: GiB of the KV cache; null: what the GPU's share leaves, 1 on a CPU.
     kv_cache_gb: Positive | None = None
     #: Run without CUDA graphs and compilation: a faster start, slower tokens.
     enforce_eager: bool = False
