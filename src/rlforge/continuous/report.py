@@ -50,7 +50,6 @@ class Change:
 
 
 def page(run: RunData) -> str:
-    """The page of a continuous run."""
     return render(
         "continuous/report.html.jinja",
         run=run,
@@ -66,7 +65,6 @@ def page(run: RunData) -> str:
 
 
 def tiles(run: RunData) -> dict[str, str]:
-    """The figures of the whole run, by label."""
     last = run.windows[-1] if run.windows else {}
     total = run.summary.get("total_windows")
     trained = [row for row in run.windows if row["version"] is not None]
@@ -208,7 +206,6 @@ def emerged(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def scores(run: RunData) -> list[Chart]:
-    """Metrics of the scorer, and the terms of the reward."""
     names = dict.fromkeys(
         name for row in run.windows for name in row if name.startswith(("scorer/", "reward/"))
     )

@@ -132,8 +132,6 @@ class WindowTracker(Tracker):
 
 
 class WindowTrackerActor(WindowTracker):
-    """The tracker of windows as an actor."""
-
     def __init__(self, config: ContinuousConfig, run_dir: str) -> None:
         begin("tracker", run_dir)
         name, total = config.name, config.total_updates or 0
@@ -155,7 +153,6 @@ def _trader(name: str, figures: Row) -> TraderRow:
 
 
 def window_line(row: Row, total: int | None) -> str:
-    """One window in one line of text."""
     count = f"{row['window']}/{total}" if total else str(row["window"])
     parts = [f"window {count} {row['window_id']}: {row['trajectories']} decisions"]
     if row["policy_reward"] is not None:

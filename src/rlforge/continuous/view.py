@@ -19,7 +19,6 @@ _ROWS = 8
 
 
 def window_sections(p: Progress) -> Iterator[RenderableType]:
-    """The sections below the head."""
     if not p.windows:
         yield section("Windows", Text("no window is done yet", style="dim"))
         return

@@ -286,7 +286,6 @@ def import_windows(
 
 
 def _with_store(overrides: list[str], where: Path | None) -> list[str]:
-    """``overrides`` with the keys that ``--from`` stands for."""
     if where is None:
         return overrides
     reader, _ = _opened_store(where)

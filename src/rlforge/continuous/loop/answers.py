@@ -56,7 +56,6 @@ def answer_decision(
 
 
 def state_after(decision: Decision) -> Json:
-    """The state that an answer leads to."""
     state, text = decision.state, decision.action["content"]
     if "prompt" in state:
         return {"prompt": state["prompt"] + text}

@@ -89,7 +89,6 @@ async def assembled(
 
 
 def _scorer(config: ContinuousConfig, run_dir: Path, policy: PolicySide) -> DecisionScorer:
-    """The scorer with what it learned before."""
     ruler = config.ruler
     if ruler.model_path is None:  # what the scorer learns is kept in the run directory
         ruler = dataclasses.replace(ruler, model_path=str(run_dir / "ruler"))

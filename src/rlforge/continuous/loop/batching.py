@@ -203,7 +203,6 @@ class WindowFilter:
     def _obstacle(
         self, decisions: Sequence[Scored], ours: int, chosen: int, too_long: int, batch: TrainBatch
     ) -> str:
-        """Why ``batch`` is not trained on; empty when it is."""
         settings, samples = self.settings, batch.samples
         if not ours:
             uids = {one.completion.policy_uid for one in decisions if is_ours(one.decision)}

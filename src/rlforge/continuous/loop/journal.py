@@ -39,7 +39,6 @@ class Entry:
     facts: Mapping[str, Mapping[str, Any]]
 
     def reached(self, phase: str) -> bool:
-        """Whether ``phase`` has been entered."""
         return PHASES.index(self.phase) >= PHASES.index(phase)
 
 
@@ -62,7 +61,6 @@ class Journal:
             raise self._failed(error) from error
 
     def entries(self) -> list[Entry]:
-        """All windows, in order."""
         return self._run("SELECT * FROM windows ORDER BY number")
 
     def current(self) -> Entry | None:
@@ -71,17 +69,14 @@ class Journal:
         return last if last is not None and last.phase != "done" else None
 
     def last(self) -> Entry | None:
-        """The newest window, done or not."""
         found = self._run("SELECT * FROM windows ORDER BY number DESC LIMIT 1")
         return found[0] if found else None
 
     def done(self) -> int:
-        """How many windows are done."""
         last = self.last()
         return 0 if last is None else last.number - (last.phase != "done")
 
     def begin(self, window_id: str) -> Entry:
-        """Start work on the next window."""
         last = self.last()
         assert last is None or last.phase == "done", "one window after the other"
         number = last.number + 1 if last else 1
@@ -122,7 +117,7 @@ class Journal:
 
 
 class ScoreFiles:
-    """Scores on disk, a file per window in the run directory."""
+    """Scores on disk, a file per window."""
 
     def __init__(self, run_dir: Path) -> None:
         self._paths = RunPaths(root=run_dir)

@@ -31,8 +31,6 @@ Update = Callable[[TrainBatch], Awaitable[tuple[UpdateResult, Span]]]
 
 @value
 class Trained:
-    """A new version on disk, with metrics and digests of its update."""
-
     checkpoint: Checkpoint
     metrics: Mapping[str, float]
     digests: Mapping[str, str]
@@ -41,11 +39,8 @@ class Trained:
 class WindowLearner:
     """The learner group, and ``checkpoints/step-N`` of the run directory; one call at a time.
 
-    Args:
-        group: Makes updates.
-        root: Of the checkpoints.
-        keep: How many versions ``prune`` leaves besides protected ones.
-        update: Makes an update of ``group``; None: its own method.
+    keep: how many versions ``prune`` leaves besides protected ones. update: of ``group``; None: its
+    own method.
     """
 
     def __init__(
@@ -116,7 +111,6 @@ class WindowLearner:
         return _trained(Path(saved.path or ""))
 
     def trained_on(self, window_id: str) -> Trained | None:
-        """The version that was trained on a window, if there is one."""
         for path in reversed(list_checkpoints(self._root)):
             if read_manifest(path, verify=False).meta.get("window_id") == window_id:
                 return _trained(path)

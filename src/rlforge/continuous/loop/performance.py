@@ -29,7 +29,6 @@ class Performance:
 
 
 def performance(decisions: Iterable[Decision]) -> Performance:
-    """Figures of the complete ones among ``decisions``."""
     complete = [decision for decision in decisions if decision.reward is not None]
     results = [d.result for d in complete if d.result is not None and d.result.investment > 0]
     return Performance(
@@ -59,7 +58,6 @@ def players(decisions: Iterable[Decision]) -> Mapping[str, Sequence[Decision]]:
 
 
 def by_player(decisions: Iterable[Decision]) -> Mapping[str, Performance]:
-    """The performance of each kind of player, the policy first."""
     return {name: performance(own) for name, own in players(decisions).items()}
 
 

@@ -87,7 +87,6 @@ class PolicySide:
 
 @contextlib.asynccontextmanager
 async def policy_side(context: RunContext[ContinuousConfig]) -> AsyncIterator[PolicySide]:
-    """The engines as one, and the deployments that they served last."""
     config = context.config
     tokenizer = load_tokenizer(config.model)
     params = config.engine.sampling(stop_token_ids(config.model, tokenizer))
@@ -145,7 +144,7 @@ def follow_engine(context: RunContext[ContinuousConfig], name: str, state: Engin
 def checks_of_run(
     run_dir: Path, config: ContinuousConfig, engine: Engine, tokenizer: Any
 ) -> Checks:
-    """Checks of a run's versions, for a service; config: with the service's model and engine."""
+    """Checks of a run's versions, for a service with this configuration."""
     params = config.engine.sampling(stop_token_ids(config.model, tokenizer))
     return _tests(config, run_dir, engine, tokenizer, params)[0]
 
@@ -153,7 +152,6 @@ def checks_of_run(
 def _tests(
     config: ContinuousConfig, run_dir: Path, engine: Engine, tokenizer: Any, params: SamplingParams
 ) -> tuple[Checks, MarketTrials | None, AgentPrompter | None]:
-    """Checks of new versions; trials and prompter as in ``PolicySide``."""
     if not config.has_market:
         return Checks(probes=answer_probes(config, tokenizer, params), holdout=None), None, None
     constrained = config.continuous.constrained

@@ -108,13 +108,8 @@ class SimulationState:
 class Population:
     """Runs the ticks of a ``SimulationState``.
 
-    Args:
-        state: The simulation.
-        model: Answers for its agents.
-        labels: Of decisions.
-        reward: Of a settled decision.
-        record: Called with each tick, which is safe when it returns.
-        recorded: Decisions of an earlier process, by id: their ticks are repeated without asking.
+    record: called with each tick, which is safe when it returns. recorded: decisions of an earlier
+    process, by id: their ticks are repeated without asking.
     """
 
     def __init__(
@@ -132,7 +127,6 @@ class Population:
         self._recorded = dict(recorded or {})
 
     async def tick(self) -> None:
-        """Run one tick, and record it."""
         state, now = self.state, self._labels.now(self.state)
         decisions = await self._decide(state.agents, now)
         for choice in state.crowd.act():
@@ -265,7 +259,6 @@ class Population:
 
 
 def result_of(settled: Settled) -> Result:
-    """The record of a settled decision."""
     return Result(
         pnl=settled.pnl,
         investment=settled.investment,

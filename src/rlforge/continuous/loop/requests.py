@@ -35,13 +35,7 @@ log = logging.getLogger(__name__)
 class AnswerLog:
     """The answers of one service that wait for their outcome.
 
-    Args:
-        file: The database.
-        store: Takes the decisions.
-        config: Of the run.
-        tokenizer: Of the model.
-        now: The clock of the decisions.
-        on_decision: Called with the window of each new decision.
+    on_decision: called with the window of each new decision.
     """
 
     def __init__(
@@ -109,7 +103,6 @@ class AnswerLog:
             self._move(answer_id)
 
     def waiting(self) -> int:
-        """How many answers wait for their outcome."""
         [(count,)] = self._run("SELECT count(*) FROM answers WHERE reward IS NULL")
         return int(count)
 

@@ -58,7 +58,6 @@ class SessionModel:
     async def generate(
         self, prompt_token_ids: Sequence[int], params: SamplingParams, policy: PolicyRef
     ) -> Completion:
-        """Ask for the agent ``policy.uid``; the method of a ``Generator``."""
         assert params.seed is not None, "games draw by seed"
         return await self.ask(policy.uid, tuple(prompt_token_ids), params.seed)
 

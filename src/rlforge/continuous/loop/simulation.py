@@ -36,7 +36,6 @@ class Driver(ABC):
         self._stop = stop
 
     def check_stop(self) -> None:
-        """Raise ``Stopped`` when the run is to end."""
         if self._stop.is_set():
             raise Stopped
 
@@ -106,7 +105,6 @@ class WallClock:
         return moment
 
     async def wait_until(self, moment: float) -> None:
-        """Return once ``now()`` is ``moment`` or later."""
         # Setting the clock raises no event that could be awaited.
         while (left := moment - self.now()) > 0:  # noqa: ASYNC110
             await asyncio.sleep(min(left, _LOOK_EVERY_S))
@@ -221,12 +219,11 @@ _PLAIN = {
 
 
 def simulation_state_path(run_dir: Path, number: int) -> Path:
-    """The state that window ``number`` of a run starts from."""
+    """The state that window ``number`` starts from."""
     return run_dir / "world" / f"window-{number}.pkl"
 
 
 def save_simulation_state(state: SimulationState, path: Path) -> None:
-    """Write ``state`` to ``path``, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(path, pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL), durable=True)
 

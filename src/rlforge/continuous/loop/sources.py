@@ -93,7 +93,6 @@ class _Recording:
         return self.context.config
 
     async def append(self, decisions: Sequence[Decision]) -> None:
-        """Record decisions, and count them in the displays."""
         await asyncio.to_thread(self.store.append, decisions)
         for window_id, count in Counter(one.window_id for one in decisions).items():
             self.count(window_id, count)
@@ -149,7 +148,7 @@ class _Recording:
 
 @contextlib.asynccontextmanager
 async def _market(run: _Recording) -> AsyncIterator[Source]:
-    """The market in the state that window ``last`` starts from; a new one where there is none."""
+    """The market in the state that window ``last`` starts from, or a new one."""
     config, policy, windows, last = run.config, run.policy, run.windows, run.last
     simulated, clock = config.window.clock == "simulated", WallClock()
     begin = window_start(config.continuous.start)
@@ -206,7 +205,6 @@ def next_by_clock(windows: Windows, now: float, done: str | None) -> str:
 
 
 def _recorded(store: TrajectoryStore, last: Entry | None) -> dict[str, Decision]:
-    """The decisions since the start of window ``last``, by id."""
     if last is None:
         return {}
     begin = window_start(last.window_id)
@@ -240,7 +238,6 @@ async def _episodes(run: _Recording) -> AsyncIterator[Source]:
 
 @contextlib.asynccontextmanager
 async def _requests(run: _Recording) -> AsyncIterator[Source]:
-    """Answers to HTTP requests, in the windows of their outcomes."""
     clock = WallClock()
     driver = WaitingDriver(clock, run.stop)
     answers = AnswerLog(
@@ -265,7 +262,6 @@ async def _requests(run: _Recording) -> AsyncIterator[Source]:
 def _recorded_source(
     config: ContinuousConfig, policy: PolicySide, reader: StoreReader, stop: asyncio.Event
 ) -> Source:
-    """The windows of a store, which is not written to."""
     windows = Windows(reader, config.window)
     ids = windows.ids()
     if not ids:

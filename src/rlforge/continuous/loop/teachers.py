@@ -94,7 +94,6 @@ TRADERS = Traders()
 
 
 def market_of(config: SftConfig) -> MarketConfig:
-    """The market of a supervised run; raises as ``validated`` does."""
     return validated(MarketConfig, config.market)
 
 

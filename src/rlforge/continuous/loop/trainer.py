@@ -66,7 +66,6 @@ class ContinuousTrainer:
     # ------------------------------------------------------------ the steps
 
     async def _begin(self) -> Entry | None:
-        """Begin the next window, if there is one."""
         self._parts.source.driver.check_stop()
         journal, source = self._parts.journal, self._parts.source
         last = journal.last()
@@ -104,7 +103,6 @@ class ContinuousTrainer:
     async def _score(
         self, work: Entry, window: TrainingWindow
     ) -> tuple[Entry, DecisionScores | None]:
-        """Score the window's decisions; None for a window that may not be trained on."""
         self._parts.source.driver.check_stop()
         if not work.reached("scored"):
             if window.ready:
@@ -149,7 +147,6 @@ class ContinuousTrainer:
         )
 
     async def _train(self, work: Entry, gathered: WindowBatch) -> tuple[Entry, Trained | None]:
-        """Make one update on the window; agents and HTTP clients are served meanwhile."""
         self._parts.source.driver.check_stop()
         learner = self._parts.learner
         if work.reached("trained"):
@@ -171,7 +168,6 @@ class ContinuousTrainer:
         return self._reach(work, "trained", **facts), trained
 
     async def _deploy(self, work: Entry, trained: Trained | None) -> tuple[Entry, Deployed]:
-        """Deploy the new version; if it is refused, learning goes on from the one that serves."""
         self._parts.source.driver.check_stop()
         if work.reached("deployed"):
             known = work.facts["deployed"]
@@ -183,6 +179,7 @@ class ContinuousTrainer:
             deployed = await policy.deploy(trained.checkpoint)
         if policy.service.trial is None and learner.standing != policy.serving():
             log.warning("learning goes on from %s, which serves", policy.serving())
+            # It was refused, or a rollback came.
             await learner.restore(policy.serving())
         facts = {"success": deployed.success, "reason": deployed.reason}
         return self._reach(work, "deployed", **facts), deployed

@@ -96,7 +96,6 @@ class MarketTrials:
         )
 
     async def _episode(self, policy: PolicyRef, seed: int) -> list[Decision]:
-        """One market from its beginning until every decision is settled."""
         market = self._config.market
         ticks: list[Tick] = []
 

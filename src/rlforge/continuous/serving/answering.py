@@ -177,7 +177,6 @@ class Answer:
         params: SamplingParams,
         pinned: PolicyRef | None,
     ) -> None:
-        """pinned: the version that the request names; None: that of its user."""
         self._by, self._request, self._params, self._pinned = answering, request, params, pinned
         self.prompt = prompt
         trial = answering.service.trial if pinned is None else None
@@ -311,7 +310,6 @@ class Answer:
     # ------------------------------------------------------------ OpenAI's form
 
     def body(self) -> dict[str, Any]:
-        """The whole of it, after ``complete``."""
         content, calls, reason = self._read(self.text)
         choice: dict[str, Any] = {"text": self.text}
         if self._request.kind == "chat":

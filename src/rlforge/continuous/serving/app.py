@@ -171,7 +171,6 @@ class Api:
         )
 
     async def deploy(self, asked: DeployRequest) -> Response:
-        """Deploy, and answer when the deployment has ended."""
         # Before the deployment, so that a wrong path is not in the history.
         source = await asyncio.to_thread(find_source, Path(asked.adapter), asked.checkpoint)
         deployment = await self._service.deploy(source)
@@ -181,7 +180,6 @@ class Api:
         return JSONResponse((await self._service.rollback()).to_json())
 
     async def deployments(self) -> Response:
-        """The current deployment, the trial under way, and all of them."""
         trial = self._service.trial
         about = None
         if trial is not None:
@@ -244,7 +242,6 @@ class Api:
 
 
 def make_app(api: Api, count: Callable[[str, int, float], None]) -> ASGIApp:
-    """The endpoints as an ASGI application; count: see ``Door``."""
     # Its pages would load scripts from the network.
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     for method, path, endpoint, who in (

@@ -87,7 +87,6 @@ class Deployer:
                 raise
 
     def _unwritten(self, adapter: Checkpoint | Path | str) -> Deployment:
-        """A deployment that has no entry in the journal yet."""
         path = adapter.path or adapter.uid if isinstance(adapter, Checkpoint) else adapter
         return Deployment(
             number=-1,
@@ -308,7 +307,7 @@ class Deployer:
         return failed
 
     async def _tidy(self) -> None:
-        """Delete versions beyond ``deployment.keep`` that no request uses; copy the journal."""
+        """Delete versions beyond ``deployment.keep`` that no request uses."""
         try:
             await asyncio.to_thread(self._journal.forget_former, self._config.keep)
             served = (*self._journal.live(), *self.live.served())

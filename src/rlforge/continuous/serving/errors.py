@@ -42,12 +42,11 @@ class RequestError(HTTPException):
 def error_body(
     message: str, kind: str, *, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
-    """An error in the form that OpenAI's clients read."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 async def explain(request: Request, error: Exception) -> Response:
-    """A failure in that form."""
+    """A failure in the form that OpenAI's clients read."""
     message, param, code = str(error), None, None
     match error:
         case RequestValidationError():

@@ -96,7 +96,7 @@ class Journal:
         return self.deployment(number)
 
     def promote(self, number: int) -> Deployment:
-        """Make a verified version live; the live one becomes a former one."""
+        """Make a verified version live."""
         with self._transaction() as database:
             database.execute("UPDATE deployments SET phase = 'former' WHERE phase = 'live'")
             database.execute(_MAKE_LIVE, (time.time(), number))
@@ -139,7 +139,6 @@ class Journal:
         ]
 
     def deployment(self, number: int) -> Deployment:
-        """One deployment; DeploymentError for an unknown number."""
         found = self._read("SELECT * FROM deployments WHERE number = ?", number)
         if not found:
             raise DeploymentError(f"{self._file} knows no deployment {number}")

@@ -23,8 +23,6 @@ _ENGINE = (
 
 
 class Metrics:
-    """The counters of one service."""
-
     def __init__(self) -> None:
         # The library's own registry is shared by all services of a process.
         self._registry = CollectorRegistry()
@@ -65,7 +63,6 @@ class Metrics:
             self._deployments.labels(deployment.phase).inc()
 
     def render(self, service: DeploymentService, engine: Engine) -> bytes:
-        """The page with the current values."""
         self._current.set(service.current.number)
         trial = service.trial
         self._share.set(trial.share if trial is not None else 0.0)

@@ -93,7 +93,7 @@ class Message(_Strict):
         return self
 
     def plain(self) -> dict[str, Any]:
-        """The message as chat templates take it: the arguments of calls are objects."""
+        """The message as chat templates take it."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
         said: dict[str, Any] = {
@@ -124,8 +124,6 @@ class StreamOptions(_Strict):
 
 
 class JsonSchema(_Strict):
-    """A schema of answers. Its name and description are not shown to the model."""
-
     name: Text
     description: str | None = None
     #: Answers follow the schema either way.
@@ -134,8 +132,6 @@ class JsonSchema(_Strict):
 
 
 class ResponseFormat(_Strict):
-    """The format of the answer: any text, a JSON object, or JSON of a schema."""
-
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
@@ -163,8 +159,6 @@ class NamedTool(_Strict):
 
 
 class Sampling(_Strict, ABC):
-    """The parameters of both kinds of request."""
-
     kind: ClassVar[Kind]
 
     #: Parameters that are refused, with the values that may be given beside null.

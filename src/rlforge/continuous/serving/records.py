@@ -44,8 +44,6 @@ class TrialOutcome:
 
 @value
 class Check:
-    """One check of a new version and its result."""
-
     name: str
     passed: bool
     detail: str
@@ -82,7 +80,6 @@ class Deployment:
         return self.phase in ("live", "trial")
 
     def policy(self) -> PolicyRef:
-        """The reference by which requests to an engine name it."""
         return PolicyRef(
             uid=self.uid, kind="checkpoint", path_or_name=self.path, version=self.updates
         )

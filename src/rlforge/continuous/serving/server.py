@@ -47,8 +47,6 @@ _NEVER_SERVED = ("rejected", "failed", "interrupted")
 
 @value
 class Checks:
-    """Probes for every new version, and its comparison with the current one."""
-
     probes: Sequence[Probe]
     holdout: Holdout | None
 
@@ -235,7 +233,7 @@ async def _begin(service: DeploymentService, source: Path | None, say: Say) -> N
 
 @contextlib.contextmanager
 def found_at(state_dir: Path, url: str) -> Iterator[None]:
-    """Write the address of the service into ``state_dir`` while the context lasts."""
+    """Write the address of the service into ``state_dir`` during the block."""
     address = state_dir / ADDRESS_FILE
     atomic_write(address, json.dumps({"url": url, "pid": os.getpid()}) + "\n")
     try:

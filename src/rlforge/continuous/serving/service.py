@@ -72,7 +72,7 @@ class DeploymentService:
             config: The group ``deployment``.
             model: Which adapters must fit.
             probes: What new versions must answer; at least one.
-            holdout: Compares new versions with the current one; None: no comparison.
+            holdout: Compares new versions with the current one, if any.
             on_phase: Called with a deployment after every change of it.
             rewards: The least and the largest outcome of a trial.
         """
@@ -157,7 +157,7 @@ class DeploymentService:
     # ------------------------------------------------------------ deployments
 
     def stack(self) -> list[Deployment]:
-        """The version that is served, then the former ones that are kept, newest first."""
+        """The version that is served, then the former ones that are kept."""
         return self._journal.live()
 
     def history(self) -> list[Deployment]:
@@ -174,7 +174,6 @@ class DeploymentService:
         return await self._to_its_end(self._deployer.deploy(adapter, holdout or self._holdout))
 
     async def deploy_staged(self) -> list[Deployment]:
-        """Deploy the adapters that were staged while no service ran."""
         staged = [d for d in self.history() if d.phase == "staged"]
         root = self._deployer.folder.parent
         return [
@@ -200,14 +199,8 @@ class DeploymentService:
     ) -> bool:
         """Count the reward of an answer in the trial under way; False where it is not of it.
 
-        Raises ValueError for a reward outside of ``rewards``.
-
-        Args:
-            reward: The outcome.
-            uid: The version that answered.
-            key: Names the answer, which counts once.
-            cluster: Outcomes with the same one may depend on each other.
-            stage: Names the stretch of time; None: by counts of outcomes.
+        Raises ValueError for a reward outside of ``rewards``. key: names the answer, which counts
+        once. cluster, stage: as ``MixtureSprt`` has them.
         """
         low, high = self._deployer.rewards
         if not low <= reward <= high:

@@ -132,7 +132,6 @@ class ScoredToken:
 
 
 def scored_tokens(tokenizer: Any, completion: Completion) -> list[ScoredToken]:
-    """The tokens of an answer that was asked for with ``model_logprobs``."""
     ids = completion.token_ids
     each = zip(ids, token_bytes(tokenizer, ids), completion.model_logprobs, strict=True)
     return [
@@ -146,7 +145,6 @@ def scored_tokens(tokenizer: Any, completion: Completion) -> list[ScoredToken]:
 
 
 def chat_logprobs(scored: Sequence[ScoredToken]) -> dict[str, Any]:
-    """``logprobs`` of a chat's answer."""
     content = [
         {"token": each.text, "logprob": each.logprob, "bytes": list(each.data), "top_logprobs": []}
         for each in scored
@@ -155,7 +153,6 @@ def chat_logprobs(scored: Sequence[ScoredToken]) -> dict[str, Any]:
 
 
 def text_logprobs(scored: Sequence[ScoredToken]) -> dict[str, Any]:
-    """``logprobs`` of a completion."""
     whole, offsets = codecs.getincrementaldecoder("utf-8")(errors="replace"), [0]
     for each in scored:
         offsets.append(offsets[-1] + len(whole.decode(each.data)))

@@ -99,7 +99,6 @@ class AnswerIds:
         self._key = hashlib.sha256(f"answer ids\0{secret}".encode()).digest()
 
     def new(self, kind: str, uid: str, user: str | None = None, *, trial: int | None = None) -> str:
-        """The id of an answer of kind ``chatcmpl`` or ``cmpl``."""
         # An unknown user is another one each time.
         known = secrets.token_hex(8) if user is None else self.stand_in(f"user {user}")
         chosen_by = "" if trial is None else trial
@@ -108,7 +107,6 @@ class AnswerIds:
         return begun + self.stand_in(begun)
 
     def read(self, given: str) -> AnswerId | None:
-        """Read the id ``given``; None where no answer has it."""
         form = r"((?:chatcmpl|cmpl)-(deploy-\d+)-(\d*)-([0-9a-f]{16})[0-9a-f]{16})([0-9a-f]{16})"
         found = re.fullmatch(form, given, re.ASCII)
         if found is None or not hmac.compare_digest(found[5], self.stand_in(found[1])):

@@ -37,7 +37,6 @@ class NonInferiority:
 
     @property
     def passed(self) -> bool:
-        """Whether a loss of ``margin`` or more is ruled out."""
         return self.p_value <= self.alpha
 
     def __str__(self) -> str:

@@ -37,7 +37,6 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether the version may be served."""
         return self.checks[-1].passed
 
     @property
