@@ -67,8 +67,6 @@ class GameResult:
 class Game(Protocol):
     """One game from start to end; an object is never reused for a second game.
 
-    Failures of the game itself raise ``GameError``; an invalid action does not.
-
     Example: who says heads, wins.
         >>> class Heads:
         ...     done, accepted = False, True
@@ -96,7 +94,7 @@ class Game(Protocol):
         """The view of the player to move. Asking again gives the same view."""
 
     def step(self, action: str) -> None:
-        """Apply the action of the player to move."""
+        """Apply an action; GameError where the game itself fails, not where it is invalid."""
 
     def result(self) -> GameResult:
         """How it ended. Raises ``ValueError`` while the game goes on."""

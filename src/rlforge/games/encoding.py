@@ -185,7 +185,6 @@ def _divided(prompt: Prompt, texts: str) -> Iterable[str]:
 
 
 def _put_in_front(tokenizer: Tokenizer) -> list[int]:
-    """Tokens that the tokenizer puts in front of a text by itself."""
     text = "a"
     if not tokenizer.encode(text, add_special_tokens=False):  # it knows no such letter
         added = {str(token.content) for token in tokenizer.added_tokens_decoder.values()}

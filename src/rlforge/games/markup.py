@@ -275,8 +275,7 @@ def chat_text(
 
 @lru_cache(maxsize=8)
 def _takes_parts(tokenizer: Tokenizer, chat_template: str) -> bool:
-    """Whether the template shows texts only as parts of a content."""
-    # As templates of models that see.
+    # Templates of models that see show texts only as parts of a content.
     word, shown = "Qz7word", []
     for content in (word, _in_parts(word)):
         try:
@@ -311,8 +310,6 @@ _Change = Callable[[int, str], str]
 
 @value
 class _Chat:
-    """A conversation as its chat template writes it."""
-
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]]
     opening: str
@@ -390,7 +387,6 @@ class _Chat:
         return given
 
     def _is_plain(self, text: str, form: re.Pattern[str]) -> bool:
-        """Whether a text of this form names no added token."""
         return bool(form.fullmatch(text)) and not _harmless_tokens(self.tokenizer).search(text)
 
 

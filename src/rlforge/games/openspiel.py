@@ -233,7 +233,6 @@ _OBSERVED = ("battleship", "blackjack", "oshi_zumo", "solitaire")
 
 
 def _known(state: pyspiel.State, player: int) -> str:
-    """The state as ``player`` knows it, in OpenSpiel's form."""
     game = state.get_game()
     kind = game.get_type()
     name = game.get_parameters().get("game", {}).get("name", kind.short_name)
@@ -251,7 +250,6 @@ def _known(state: pyspiel.State, player: int) -> str:
 
 
 def _listed(state: pyspiel.State, legal: tuple[str, ...]) -> Iterator[str]:
-    """The actions; numbers with OpenSpiel's names, as in ``[3] (P0 Bid: 4)``."""
     on_a_board = state.get_game().get_type().short_name == "tic_tac_toe"
     for token, action in zip(legal, state.legal_actions(), strict=True):
         if on_a_board or not token[1:-1].isdigit():
@@ -259,6 +257,7 @@ def _listed(state: pyspiel.State, legal: tuple[str, ...]) -> Iterator[str]:
             continue
         name = state.action_to_string(state.current_player(), action)
         words = " ".join(re.sub(r"[\[\]]", " ", name).split())
+        # Numbers with OpenSpiel's names, as in ``[3] (P0 Bid: 4)``.
         yield token if token == f"[{words}]" else f"{token} ({words})"
 
 

@@ -169,9 +169,7 @@ class Prompter:
         return {"role": "user", "content": content}
 
     def render(self, form: Form, messages: Sequence[Message]) -> Prompt:
-        """The prompt of a conversation; ConfigError where the tokenizer lacks a chat template for
-        it.
-        """
+        """The prompt of a conversation; ConfigError where the chat template does not take it."""
         return self.template(form.template).render(messages, self._tokenizer)
 
     def ids(self, prompt: Prompt, *, begins: bool = True) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ import json
 import math
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyspiel
@@ -111,13 +111,11 @@ def _state(env: EnvSpec, view: View) -> Any:
 
 
 def _numbers(state: Any, view: View) -> dict[str, int]:
-    """The actions of ``view``, with the numbers that the search has for them."""
     assert view.legal_actions is not None
     return dict(zip(view.legal_actions, state.legal_actions(), strict=True))
 
 
 def _bot(state: Any, simulations: int, rng: random.Random) -> Any:
-    """A bot whose ``step(state)`` gives the number of an action."""
     game = state.get_game()
     kind = game.get_type()
     seeds = rng.getrandbits(31), rng.getrandbits(31)
@@ -238,13 +236,12 @@ class _SimpleTak:
         return [1.0, -1.0] if self._player == 1 else [-1.0, 1.0]
 
 
-class _Solved:
+class _Solved(NamedTuple):
     """value: expected utility of player 0. moves: expected number of moves to the end."""
 
-    __slots__ = ("actions", "moves", "value")
-
-    def __init__(self, value: float, moves: float, actions: Sequence[int]) -> None:
-        self.value, self.moves, self.actions = value, moves, actions
+    value: float
+    moves: float
+    actions: Sequence[int]
 
 
 # With the number no position comes back, so that positions are solved one after the other.

@@ -8,6 +8,7 @@ import threading
 import time
 from asyncio import CancelledError
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -36,13 +37,11 @@ def _take_delivery(thread_id: int) -> None:
         return
 
 
+@dataclass(slots=True)
 class _Watch:
-    __slots__ = ("deadline", "fired", "limit_s")
-
-    def __init__(self, limit_s: float) -> None:
-        self.limit_s = limit_s
-        self.deadline = time.monotonic() + limit_s
-        self.fired = False
+    limit_s: float
+    deadline: float
+    fired: bool = False
 
 
 class Watchdog:
@@ -70,7 +69,7 @@ class Watchdog:
                     )
                     self._thread.start()
         thread_id = threading.get_ident()
-        watch = _Watch(limit_s)
+        watch = _Watch(limit_s, time.monotonic() + limit_s)
         self._watches[thread_id] = watch
         try:
             try:

@@ -52,11 +52,11 @@ async def evaluate_run(
 
     Args:
         run_dir: The run; CheckpointError for damaged versions.
-        checkpoint: The version; ConfigError for an unknown one.
+        checkpoint: ConfigError for an unknown one.
         opponents: Names as in the config, or uids of the run; None takes its own.
-        games: Per environment and opponent; None takes ``eval.final_games`` or ``eval.games``.
+        games: Per environment and opponent; None takes the configured number.
         say: Called with progress messages.
-        keep: Called with the results so far every ten seconds, and on cancellation.
+        keep: Called with the results so far, every ten seconds and on cancellation.
     """
     config = read_run(run_dir, GamesConfig)
     pairings = eval_pairings(config)
@@ -81,7 +81,7 @@ async def evaluate_run(
         try:
             records = await collector.evaluate(specs, progress.add)
         except asyncio.CancelledError:
-            progress.report()
+            progress.report()  # what was measured is kept
             raise
     results = summarise(records, step, policy.uid)
     return Measurement(
@@ -92,8 +92,6 @@ async def evaluate_run(
 
 
 class _Progress:
-    """Reports the results of an evaluation of ``games`` games so far."""
-
     def __init__(
         self,
         policy: PolicyRef,
@@ -122,13 +120,13 @@ class _Progress:
 
 
 def _against(pairings: Sequence[Pairing], rivals: Sequence[PolicyRef]) -> tuple[Pairing, ...]:
-    """Each environment with the ``rivals`` that can play it; without them it is left out."""
     met = [
         dataclasses.replace(
             each, opponents=tuple(one for one in dict.fromkeys(rivals) if can_play(one, each.env))
         )
         for each in pairings
     ]
+    # Without an opponent that knows its game an environment is left out.
     return tuple(each for each in met if each.opponents)
 
 

@@ -59,6 +59,7 @@ async def seat_policies(
         if any(one.kind == "checkpoint" for one in policies):
             tokenizer = load_tokenizer(config.model)
             stops = stop_token_ids(config.model, tokenizer)
+        # Else collections go through all of the engine's objects while games are played.
         with frozen_gc():
             yield SeatPolicies(config, tokenizer, engine, stops, policies)
     finally:
@@ -96,8 +97,7 @@ def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
     """The policy ``name`` of a run and its version; its files are checked against the manifest.
 
     name: ``step-N`` (with ``policies`` ``NAME-N``), ``latest`` (of the first policy), ``best`` (by
-    win rate), or ``deploy-N``; with ``-average`` the average of the weights until then. Raises
-    ConfigError where there is no such version, CheckpointError where its files are damaged.
+    win rate), or ``deploy-N``; with ``-average`` the average of the weights until then.
     """
     check_type(name, str, what="a version is named, as 'step-40' or 'latest'")
     run = RunPaths(root=run_dir)
@@ -109,6 +109,7 @@ def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
     config = read_any(run_dir)
     names = policy_names(config)
     if name in [step_name(0, each) for each in names] and not averaged:
+        # The start of a run has no files but those of the adapter that it went on from.
         start, own = config.learner.initial_adapter, run.checkpoints / step_name(0)
         start = str(own) if start is not None and own.exists() else start
         one = policy_in(name)
@@ -156,7 +157,7 @@ def seated_with(
 
 
 def saved_versions(run_dir: Path) -> list[str]:
-    """The start of a run, and its saved versions: of several policies those of the first."""
+    """The start of a run, and its saved versions; of several policies those of the first."""
     policy = policy_names(read_any(run_dir))[0]
     saved = [path.name for path in list_checkpoints(RunPaths(root=run_dir).checkpoints)]
     own = [name for name in saved if policy_in(name) == policy]
@@ -184,6 +185,7 @@ def find_opponent(run_dir: Path, name: str, config: GamesConfig) -> PolicyRef:
         return find_policy(run_dir, name)[0]
     policy = parse_opponent(name)
     envs = eval_envs(config)
+    # Where it knows none of the games, the check says why not.
     if not any(can_play(policy, env) for env in envs):
         check_plays(policy, envs[0])
     return policy

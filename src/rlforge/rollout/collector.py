@@ -79,8 +79,8 @@ class Collector:
             config: Numbers of games at once.
             ports: None for a collector that only evaluates.
             make_answer: Who answers in a game.
-            time_limit: Clock of ``env.timeout_s``, after which a game fails.
-            legal_tokens: Of the turns of training games; None leaves them out.
+            time_limit: Clock of ``env.timeout_s``.
+            legal_tokens: Of the turns of training games.
             max_failures: Games that fail in a row, or tries of one, that end the run.
             admit: Asked before an evaluation game begins.
         """
@@ -173,13 +173,13 @@ class Collector:
         return [record for record in played if record is not None]
 
     async def _play_until_it_counts(self, spec: GameSpec) -> None:
-        """Play ``spec``; a failure is recorded and its replacement played in the same slot."""
         while True:
             record = await self._play_once(spec, self._legal_tokens)
             self._finished.append(record)
             if record.error is None:
                 self._failures_in_a_row = 0
                 self._under_way -= 1
+                # A game that failed keeps its slot for the one that replaces it.
                 self._slot_freed.set()
                 return
             self._failures_in_a_row += 1

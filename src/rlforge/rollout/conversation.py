@@ -16,9 +16,8 @@ from rlforge.types import Completion, EnvSpec, Form, value
 class Question:
     """A turn of a conversation: its messages, and their text and token ids for an engine.
 
-    Attributes:
-        answers: Those that ``messages`` hold, in order; a user message follows each.
-        since_first: These user messages as they are where the turns before them are left out.
+    answers: those that ``messages`` hold; a user message follows each. since_first: these user
+    messages where the turns before them are left out.
     """
 
     observation: str
@@ -33,11 +32,9 @@ class Conversation:
     """Questions and answers of one seat in a game.
 
     A message holds what is new since the seat's last turn. A prompt is the tokens of the last one
-    and of its answer, as the engine saw them, followed by those of the new message. Where turns are
-    dropped, or the template writes the history in another way, a new sequence begins.
+    and of its answer, as the engine saw them, followed by those of the new message.
 
-    room: tokens of a prompt above which the older half of the turns after the first is left out;
-    None: any length.
+    room: tokens of a prompt above which the older half of the turns after the first is left out.
 
     Example:
         >>> chat = Conversation(Prompter(None), Form(template="chat", extraction="raw"))
@@ -122,6 +119,8 @@ class Conversation:
         # Answers keep the engine's tokens, which need not be those of their text; what is between
         # is encoded.
         for answer, start, end in [*kept, (Completion(text=""), len(text), len(text))]:
+            # Where turns are dropped, or the template writes the history in another way, a new
+            # sequence begins.
             if start < place:
                 continue
             between = self._prompter.ids(prompt.part(place, start), begins=not place)

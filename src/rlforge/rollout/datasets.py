@@ -24,7 +24,7 @@ Row = Mapping[str, Any]
 
 
 class AnswerEncoder:
-    """Token ids of answers, with the token that ends an answer of this model."""
+    """Token ids of answers, with the token that ends one."""
 
     def __init__(self, model: ModelConfig, tokenizer: Any) -> None:
         """Make an encoder; ConfigError where no token ends an answer of the model."""
@@ -71,9 +71,9 @@ def written(template: str, extraction: str, action: str) -> str:
 
 
 def _end_of_answer(tokenizer: Any, stops: frozenset[int]) -> int:
-    """The token that the chat template writes after an answer; else the end of the text."""
     if tokenizer.chat_template:
         said = [{"role": role, "content": "?"} for role in ("user", "assistant")]
+        # What the chat template writes after an answer; else the end of the text.
         after = by_chat_template(said, "", tokenizer).markup()[-1]
         for token in tokenizer.encode(after, add_special_tokens=False):
             if token in stops:
@@ -97,7 +97,7 @@ def given_sample(prompt: Sequence[int], answer: Sequence[int], **about: Any) -> 
 
 
 def sample_files(run_dir: Path) -> tuple[Path, Path]:
-    """The files of a supervised run with what it learns from, and with what it holds out."""
+    """Files of a supervised run with what it learns from, and with what it holds out."""
     folder = RunPaths(root=run_dir).samples
     return folder / "train.parquet", folder / "validation.parquet"
 
@@ -155,10 +155,11 @@ def samples_of_file(path: Path, tokenizer: Any, encoder: AnswerEncoder) -> Itera
 
 
 def _of_row(row: Row, tokenizer: Any) -> Iterator[tuple[Prompt, str]]:
-    """Prompts, and the answer to each; texts of pairs may hold markup of their own."""
+    """Prompts, and the answer to each."""
     if row.get("messages") is not None:
         said = list(row["messages"])
     elif isinstance(row["prompt"], str):
+        # It may hold markup of its own.
         yield Prompt(text=row["prompt"], contents=()), _text(row["completion"])
         return
     else:
@@ -197,13 +198,13 @@ def _rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _files(path: Path) -> list[Path]:
-    """Files of a dataset; of a folder the part ``train``, where it has parts."""
     if path.is_file():
         return [path] if path.suffix in _READERS else []
     folders = [path / "train", path / "data", path]
     for folder in folders:
         for suffix in _READERS:
             found = sorted(folder.glob(f"*{suffix}"))
+            # Of a folder with parts, as ``datasets`` writes it, the part ``train``.
             train = [file for file in found if file.name.startswith("train")]
             if found:
                 return train or found

@@ -1,7 +1,6 @@
 """Samples of supervised fine-tuning: games of players, a run's own answers, and their files.
 
-They have the tokens that the model would be asked with in the game, and those of the answer as it
-would have to sample them, its end included.
+They have the tokens with which the model is asked in the game, and which it would have to sample.
 """
 
 from __future__ import annotations
@@ -184,7 +183,6 @@ async def answers_in_games(
 
 @contextlib.asynccontextmanager
 async def _players(config: SftConfig) -> AsyncIterator[SeatPolicies]:
-    """Who answers for ``data.players``; other models (``hf:``) are loaded for the block."""
     absent: Any = None  # of the run's model, which has no seat
     refs = [parse_opponent(name) for name in config.data.players]
     others = as_played_by(config, refs)
@@ -277,7 +275,7 @@ def _answers(
 
 
 def said(turn: Turn, env: EnvSpec, template: str, view: View) -> str:
-    """The answer to learn for ``turn``: an API model's words where they are in its form."""
+    """The answer to learn: an API model's words where they are in the form of ``env``."""
     own = turn.completion.text.strip()
     if turn.completion.finish_reason != "scripted":
         read = extract(env.form.extraction, own, view.legal_actions)
@@ -290,7 +288,7 @@ def said(turn: Turn, env: EnvSpec, template: str, view: View) -> str:
 def sample_of(
     record: GameRecord, turn: Turn, index: int, prompt: Sequence[int], answer: Sequence[int]
 ) -> Sample:
-    """A turn of a game as a sample; ``index``: of the turn among those of its player."""
+    """A turn of a game as a sample; ``index``: among those of its player."""
     reward = record.rewards[turn.player_id]
     return given_sample(
         prompt,
@@ -339,7 +337,6 @@ def _is_good(turn: Turn) -> bool:
 
 
 def _first_learned(turns: int, data: DataConfig) -> int:
-    """The index of the first of a player's ``turns`` that is learned from."""
     return 0 if data.last_turns is None else max(0, turns - data.last_turns)
 
 
@@ -352,7 +349,6 @@ def _counts(record: GameRecord, player: int, data: DataConfig, left_out: Counter
 def _selected(
     samples: Iterable[Sample], config: SftConfig, left_out: Counter[str], rng: random.Random
 ) -> list[Sample]:
-    """Samples that fit into the model's context, once if so asked, at most ``max_samples``."""
     data, longest = config.data, config.engine.max_model_len
     limit = min(longest, config.learner.max_train_len or longest)
     kept: list[Sample] = []
@@ -373,11 +369,11 @@ def _selected(
 
 
 def _divided(samples: Sequence[Sample], share: float, rng: random.Random) -> Samples:
-    """Whole games, or rows, are held out until they make up ``share`` of the samples."""
     sizes = Counter(sample.origin for sample in samples)
     held: set[str] = set()
     count, games = 0, sorted(sizes)
     rng.shuffle(games)
+    # Whole games: their turns are alike, so that one held out would tell little of others.
     for game in games[1:]:  # one is left to learn from
         if count + sizes[game] / 2 > share * len(samples):
             break

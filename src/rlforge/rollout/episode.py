@@ -33,7 +33,7 @@ class AtSeat(Protocol):
 
 
 class Seats:
-    """Who answers in one game, by player id; called, the one at the seat does."""
+    """Who answers in one game, by player id."""
 
     def __init__(self, at: Mapping[int, AtSeat]) -> None:
         self._at = at
@@ -51,7 +51,7 @@ Legal = Callable[[Seat, View, Completion, bool], tuple[tuple[int, ...], ...]]
 
 
 class _ContextLimitError(Exception):
-    """The context of the policy at the seat of ``player_id`` is full."""
+    """The context of a player's policy is full."""
 
     def __init__(self, player_id: int, message: str) -> None:
         super().__init__(message)
@@ -66,16 +66,15 @@ async def play_game(
 ) -> GameRecord:
     """Play one game to its end.
 
-    A failed game is data: errors of the game, the engine or an API end up in ``GameRecord.error``,
-    with the turns until then and without rewards. Other exceptions propagate, and so does
-    ``ExtensionError``, of a user's code. A game is cut, as a draw, where a prompt outgrows the
-    context, where the context ends an answer without a legal action, and after ``env.timeout_s``.
+    Errors of the game, the engine or an API end up in ``GameRecord.error``, with the turns until
+    then and without rewards. Other exceptions propagate, and so does ``ExtensionError``, of a
+    user's code. A game is cut, as a draw, by the context or after ``env.timeout_s``.
 
     Args:
         spec: The game. Its ``past`` is played with the answers that were given then.
         answer: One with a method ``remember(seat, view, completion)`` gets those answers.
         time_limit: Clock of ``env.timeout_s``.
-        legal_tokens: Of the turns of trained seats; None leaves them out.
+        legal_tokens: Of the turns of trained seats.
     """
     if [seat.player_id for seat in spec.seats] != list(range(spec.env.num_players)):
         raise ValueError(f"{spec.game_id}: seats must be players 0 to {spec.env.num_players - 1}")
@@ -128,7 +127,7 @@ async def play_game(
 
 
 def replayed(record: GameRecord) -> Iterator[tuple[Game, Turn]]:
-    """Each turn of a game with the game as it was before it, which the recorded actions give."""
+    """Each turn of a game with the game as it was before it."""
     game, spec = make_game(record.spec.env, record.spec.seed), record.spec
     for number, turn in enumerate(record.turns):
         if spec.past is not None and number == len(spec.past):
@@ -160,14 +159,13 @@ async def _play_past(
 async def _given(
     answer: Answer, completion: Completion, seat: Seat, view: View, seed: int
 ) -> Completion:
-    """Return an answer that is given, after the player has remembered it."""
     if (remember := getattr(answer, "remember", None)) is not None:
         remember(seat, view, completion)
     return completion
 
 
 def turn_seed(spec: GameSpec, turn: int) -> int:
-    """Sampling seed of the request in turn ``turn``, from 0 to 2⁶³ − 1."""
+    """Sampling seed of the request in turn ``turn``."""
     # Games of one group share the game's seed, so that they start in the same state; what is
     # sampled in them differs.
     member = same_game(spec) if spec.group_id is not None else ""

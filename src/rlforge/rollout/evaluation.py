@@ -22,10 +22,7 @@ CONTINUOUS_GAMES = 32
 
 @value
 class Pairing:
-    """An environment of evaluations, and the opponents that are met in it.
-
-    key: of the configuration that names the opponents, for messages.
-    """
+    """An environment of evaluations, and its opponents; key: names them in the configuration."""
 
     env: EnvSpec
     opponents: tuple[PolicyRef, ...]
@@ -99,18 +96,7 @@ def plan_evaluation(
 
 
 class OpenEvaluation:
-    """Games of one version, dealt one at a time until it is closed.
-
-    Example: of a version that is superseded after its first game:
-        >>> env = EnvSpec(id="kuhn_poker", source="openspiel")
-        >>> me, rival = (PolicyRef(uid=uid, kind="checkpoint") for uid in ("step-1", "base"))
-        >>> pairings = [Pairing(env=env, opponents=(rival,))]
-        >>> games = OpenEvaluation(plan_evaluation(pairings, me, None, step=1, seed=0), me, step=1)
-        >>> first = games.next_game()
-        >>> games.close()
-        >>> [game and game.focus for game in (first, games.next_game(), games.next_game())]
-        [0, 1, None]
-    """
+    """Games of one version, dealt one at a time until it is closed."""
 
     def __init__(self, games: Iterator[GameSpec], policy: PolicyRef, *, step: int) -> None:
         self.policy, self._step = policy, step
@@ -176,10 +162,8 @@ def summarise(records: Sequence[GameRecord], step: int, uid: str | None = None) 
     """One result per environment, opponent and policy of ``records``, in order of appearance.
 
     Rates are over finished games; invalid_rate is the share that the policy itself ended by an
-    invalid move. Without a finished game rates are 0, and ci95 (Wilson's) is (0, 1).
-
-    uid: of the policy that all focus seats count for; None: each for its own. Raises ValueError for
-    a record without a focus seat.
+    invalid move. ci95 is Wilson's. uid: of the policy that all focus seats count for; None: each
+    for its own.
     """
     results: dict[tuple[str, str, str], list[GameRecord]] = {}
     for record in records:

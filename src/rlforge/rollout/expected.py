@@ -53,14 +53,9 @@ def first_games(config: RunConfig, seats: int, *, episodes: bool) -> tuple[tuple
 
 
 def forecast(config: RunConfig, flow: Flow | None = None) -> str:
-    """Games in progress, the engines' places and the age of turns that come of it, as sentences.
+    """Games in progress, the engines' places and the age of turns, as sentences.
 
     flow: of the buffer of the first policy; None: as it is at the start.
-
-    Example:
-        >>> from rlforge.config.compose import compose
-        >>> print(forecast(compose(["+experiment=kuhn_grpo"]).config))  # doctest: +ELLIPSIS
-        up to ... games in progress (collector.num_train_workers=auto) for ... places in the ...
     """
     if not config.buffer.max_staleness or config.determinism == "strict":
         return "games are played in rounds, each for the next update"

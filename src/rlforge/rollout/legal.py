@@ -1,4 +1,4 @@
-"""The tokens with which a legal answer goes on, at each token of an answer that was sampled."""
+"""The tokens with which a legal answer goes on, at each token of an answer."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ Tokens = tuple[int, ...]
 class LegalTokens:
     """The answers that are a legal action and nothing else, as a tree of tokens.
 
-    At a token of such an answer, the branches of the tree are the ways in which a legal answer goes
-    on. One that holds more, as reasoning, is not in the tree; an illegal one leaves it at one of
-    its tokens.
+    Its branches at a token are the ways in which a legal answer goes on. An answer that holds more,
+    as reasoning, is not in the tree; an illegal one leaves it.
     """
 
     def __init__(self, model: ModelConfig, tokenizer: Any) -> None:

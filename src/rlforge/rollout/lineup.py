@@ -47,10 +47,11 @@ def eval_opponents(config: GamesConfig) -> list[tuple[EnvEntry, str, list[str]]]
 
 
 def _shared(entry: EnvEntry, config: GamesConfig) -> tuple[str, list[str]]:
-    """The key and names of the opponents in an environment without its own."""
+    # For environments without opponents of their own.
     if config.eval.opponents is not None:
         return "eval.opponents", config.eval.opponents
     env = env_spec(entry, config)
+    # Presets name opponents for many games.
     names = config.env.opponents
     return "env.opponents", [name for name in names if can_play(parse_opponent(name), env)]
 
@@ -88,7 +89,7 @@ def fixed_opponents(config: GamesConfig) -> tuple[PolicyRef, ...]:
 
 
 def other_models(config: PolicyConfig) -> dict[PolicyRef, str]:
-    """The other models (``hf:``) that a run or service meets, each with the key that names it."""
+    """The other models (``hf:``) of a run or service, each with the key that names it."""
     met = kind_of(config).opponents(config)
     return {one: key for key, opponents in met.items() for one in opponents if one.kind == "hf"}
 
@@ -162,7 +163,7 @@ def env_spec(entry: EnvEntry, config: GamesConfig) -> EnvSpec:
 
 
 def form_of(*groups: ModelConfig | EnvEntry | PolicyEntry | ApiConfig | HfConfig) -> Form:
-    """How seats are asked: the template and the extraction of the first group that has one."""
+    """How seats are asked: by the first group that has a template, or an extraction."""
     return Form(
         template=next(filter(None, (each.prompt_template for each in groups)), ""),
         extraction=next(filter(None, (each.action_extraction for each in groups)), ""),

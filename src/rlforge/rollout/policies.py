@@ -1,4 +1,4 @@
-"""Who answers at a seat: a version of the model, another model, an API, a script, or a given one.
+"""Who answers at a seat.
 
 SeatPolicies.for_game(spec) ─▶ Seats, an AtSeat for each player ─▶ play_game
 """
@@ -25,7 +25,7 @@ from rlforge.record.results import ApiUsage
 from rlforge.rollout.conversation import Conversation, conversation_in
 from rlforge.rollout.episode import AtSeat, Seats
 from rlforge.rollout.lineup import as_played_by
-from rlforge.types import Completion, EnvSpec, GameSpec, PolicyRef, SamplingParams, Seat
+from rlforge.types import Completion, EnvSpec, GameSpec, PolicyRef, SamplingParams, Seat, value
 
 #: A player without a model: the action in a view.
 Act = Callable[[View], str]
@@ -56,10 +56,7 @@ class Acting:
 
 
 class _Model:
-    """A model as a player: prompts in its templates, answers of its engine.
-
-    newest: by name of a policy, the version from which trained seats of it sample.
-    """
+    """A model as a player. newest: by name of a policy, what trained seats of it sample from."""
 
     def __init__(
         self,
@@ -86,46 +83,49 @@ class _Model:
             self._stop, temperature=temperature, conversation=number
         )
         newest = self._newest if seat.trained else {}
-        return _ModelSeat(self.prompter, self._engine, params, seat, chat, newest)
+        return _ModelSeat(
+            prompter=self.prompter,
+            engine=self._engine,
+            params=params,
+            seat=seat,
+            chat=chat,
+            newest=newest,
+        )
 
 
+@value
 class _ModelSeat:
-    """A model at one seat of one game; chat: its turns so far; None: each turn is asked alone."""
+    """A model at one seat of one game; chat: None where each turn is asked alone."""
 
-    def __init__(
-        self,
-        prompter: Prompter,
-        engine: Generator,
-        params: SamplingParams,
-        seat: Seat,
-        chat: Conversation | None,
-        newest: Mapping[str, PolicyRef],
-    ) -> None:
-        self._prompter, self._engine, self._params = prompter, engine, params
-        self._seat, self._chat, self._newest = seat, chat, newest
+    prompter: Prompter
+    engine: Generator
+    params: SamplingParams
+    seat: Seat
+    chat: Conversation | None
+    newest: Mapping[str, PolicyRef]
 
     async def answer(self, view: View, seed: int) -> Completion:
-        policy = self._seat.policy
-        policy = max(policy, self._newest.get(policy.name, policy), key=lambda each: each.version)
-        params = dataclasses.replace(self._params, seed=seed)
-        question = None if self._chat is None else self._chat.ask(view)
+        policy = self.seat.policy
+        policy = max(policy, self.newest.get(policy.name, policy), key=lambda each: each.version)
+        params = dataclasses.replace(self.params, seed=seed)
+        question = None if self.chat is None else self.chat.ask(view)
         if question is None:
-            _, ids = self._prompter.encode(self._seat.form, view)
+            _, ids = self.prompter.encode(self.seat.form, view)
         else:
             ids = question.token_ids
-        answer = await self._engine.generate(ids, params, policy)
+        answer = await self.engine.generate(ids, params, policy)
         # An answer longer than its prompt had most of the context for itself: it is too long by the
         # model's own doing, and not cut.
         most = min(params.max_tokens, len(ids))
         if answer.finish_reason == "length" and len(answer.token_ids) < most:
             answer = dataclasses.replace(answer, finish_reason="context")
-        if self._chat is not None and question is not None:
-            self._chat.add(question, answer)
+        if self.chat is not None and question is not None:
+            self.chat.add(question, answer)
         return answer
 
     def remember(self, view: View, answer: Completion) -> None:
-        if self._chat is not None:
-            self._chat.add(self._chat.ask(view), answer)
+        if self.chat is not None:
+            self.chat.add(self.chat.ask(view), answer)
 
 
 def with_own_form(config: GamesConfig) -> tuple[GamesConfig, Any]:
@@ -176,7 +176,7 @@ class SeatPolicies:
             tokenizer: Of the run's model.
             engine: Generates for all models.
             stops: Ids of the tokens that end an answer.
-            others: The other models (``hf:``) that games may have.
+            others: The other models (``hf:``) of the games.
         """
         self._config, games = config, config.games
         self._newest: dict[str, PolicyRef] = {}

@@ -17,14 +17,7 @@ _NO_COLLECTOR = ""
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A seed in [0, 2**31) that depends on ``parts`` only, the same in every process.
-
-    Example:
-        >>> derive_seed(0, "train", 7) == derive_seed(0, "train", 7)
-        True
-        >>> derive_seed(0, "train", 7) == derive_seed(0, "train", 8)
-        False
-    """
+    """A seed in [0, 2**31) that depends on ``parts`` only, the same in every process."""
     # 31 bits fit every generator that a game may use.
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1
@@ -48,9 +41,9 @@ def line_up(
 class GameScheduler:
     """Hands out training games of one policy, the learner of them.
 
-    Environments are drawn by weight and opponents by the pool. The learner takes every seat that it
-    can equally often, in random order. With ``group_size`` above 1 that many consecutive games
-    share everything but their id. The same seed and the same pool give the same games.
+    Environments are drawn by weight, opponents by the pool, seats in random order, each equally
+    often. With ``group_size`` above 1 that many consecutive games share everything but their id.
+    The same seed and the same pool give the same games.
     """
 
     def __init__(
@@ -70,8 +63,8 @@ class GameScheduler:
             pool: Draws the opponents.
             group_size: Games of a group.
             seed: Of the run.
-            part: How often the run was resumed before, for ids.
-            name: Of the policy, one of several, for ids and seeds.
+            part: How often the run was resumed before.
+            name: Of the policy, one of several.
         """
         self._pool = pool
         self._name, self._part = name, part
@@ -106,7 +99,6 @@ class GameScheduler:
         return self._open if self._left else None
 
     def _draw(self) -> GameSpec:
-        """One environment, line-up and seed; ``next_games`` adds the id."""
         rng = random.Random(derive_seed(self._seed, *self._own, "env", self._draws))
         [index] = rng.choices(range(len(self._envs)), [env.weight for env in self._envs])
         env = self._envs[index]
@@ -125,7 +117,6 @@ class GameScheduler:
         return spec
 
     def _players(self, index: int, learner: PolicyRef) -> list[PolicyRef]:
-        """Who plays, in order of player id."""
         number = self._envs[index].num_players
         if not self._pool.limited(self._name):  # it does not matter who sits where
             policies = self._pool.opponents(number - 1, self._name) if number > 1 else []
@@ -140,12 +131,11 @@ class GameScheduler:
         ]
 
     def _seats(self, env: EnvSpec) -> list[int]:
-        """The seats of ``env`` that the learner can take."""
         return [seat for seat in range(env.num_players) if self._pool.takes(self._name, seat)]
 
     def _next_seat(self, index: int) -> int:
-        """The learner's next seat: each block of as many draws as seats is a permutation."""
         seats = self._seats(self._envs[index])
+        # Each block of as many draws as seats is a permutation.
         block, position = divmod(self._seatings[index], len(seats))
         random.Random(derive_seed(self._seed, *self._own, "seat", index, block)).shuffle(seats)
         self._seatings[index] += 1
