@@ -121,6 +121,14 @@ class Tracker:
             lambda: RecentGames(self._cfg.window)
         )
         self._exact: dict[str, ExactRow] = {}
+        self._alarms: list[Alarm] = []
+        earlier_s = self._read_files()
+        self._begin = self._clock() - earlier_s
+        self._pace = Pace(earlier_s, self._counts())
+
+    def _read_files(self) -> float:
+        """Count what the run's files hold; returns the seconds of run time behind it."""
+        # A run of another unit has other files (``WindowTracker``).
         earlier_s = 0.0
         for row in read_jsonl(self.paths.metrics):
             self._update, earlier_s = row["step"], row["time_s"]
@@ -130,9 +138,8 @@ class Tracker:
             self._remember_eval(result)
         for exact in read_values(ExactResult, self.paths.exact):
             self._remember_exact(exact)
-        self._alarms = read_values(Alarm, self.paths.sentinel)
-        self._begin = self._clock() - earlier_s
-        self._pace = Pace(earlier_s, self._counts())
+        self._alarms += read_values(Alarm, self.paths.sentinel)
+        return earlier_s
 
     # ------------------------------------------------------------ input
 
