@@ -12,7 +12,6 @@ from rlforge.continuous.config.market import MarketConfig, TraderKind
 from rlforge.continuous.market.actions import FIELDS
 from rlforge.continuous.market.traders import Crowd, make_trader
 from rlforge.continuous.market.world import World
-from rlforge.errors import ConfigError
 
 
 def profits(config, seeds, episodes=2):
@@ -96,8 +95,3 @@ def test_momentum_traders_follow_the_largest_move(change, side):
     assert decide("momentum", [market(0.5, 0.06)], [ticker(change)])["side"] == side
     assert decide("momentum", [market(0.5, -0.2)], [ticker(change)])["outcome"] == "NO"
     assert decide("momentum", [market(0.5, 0.01)], [ticker(0.001)]) == {"type": "NO_OP"}
-
-
-def test_an_unknown_kind_is_refused_with_the_nearest():
-    with pytest.raises(ConfigError, match="did you mean insider"):
-        make_trader("insiders", MarketConfig(), random.Random(0))

@@ -52,31 +52,19 @@ def test_a_state_does_not_change_afterwards(make_world):
     assert json.dumps(world.state("ann")) != text
 
 
-def test_worlds_depend_on_the_seed_alone():
-    def run(seed):
+def test_worlds_depend_on_the_seed_alone_and_continue_when_pickled():
+    def begun(seed):
         world = World(MarketConfig(), seed)
-        crowd = Crowd(world, seed)
-        settled = []
-        for _ in range(30):
-            actions = [(choice.agent_id, choice.action) for choice in crowd.act()]
-            settled.append((actions, world.tick()))
-        return settled, [world.state(agent) for agent in world.agent_ids], world.books.accounts()
-
-    assert run(3) == run(3)
-    assert run(3) != run(4)
-
-
-def test_a_pickled_world_continues_as_the_original_does():
-    world = World(MarketConfig(), 7)
-    pair = world, Crowd(world, 7)
+        return world, Crowd(world, seed)
 
     def go_on(world, crowd):
-        return [([c.action for c in crowd.act()], world.tick()) for _ in range(20)]
+        ticks = [([(c.agent_id, c.action) for c in crowd.act()], world.tick()) for _ in range(20)]
+        return ticks, [world.state(agent) for agent in world.agent_ids], world.books.accounts()
 
-    go_on(*pair)
+    pair = begun(3)
+    assert go_on(*begun(3)) == go_on(*pair) != go_on(*begun(4))
     kept = pickle.dumps(pair)
-    went_on = go_on(*pair)
-    assert go_on(*pickle.loads(kept)) == went_on
+    assert go_on(*pickle.loads(kept)) == go_on(*pair)
 
 
 def test_truth_news_and_indices_do_not_depend_on_what_agents_do(make_world):
@@ -237,8 +225,6 @@ def test_a_name_can_be_taken_once(make_world):
     for name in ("ann", "wire", ""):
         with pytest.raises(ValueError, match="is taken"):
             world.join(name)
-    with pytest.raises(ValueError, match="did you mean value"):
-        world.join("eve", "valu")
     with pytest.raises(ValueError, match="no agent 'eve' has joined"):
         world.state("eve")
 

@@ -26,7 +26,7 @@ def _verdict(text):
     return said.count(outcome) / len(said)
 
 
-USAGE = {"prompt_tokens": 900, "completion_tokens": 100, "total_tokens": 1000}
+USAGE = {"prompt_tokens": 900, "completion_tokens": 100, "total_tokens": 1000, "cost": 0.25}
 
 
 class Handler(ChatHandler):
@@ -133,7 +133,7 @@ async def test_scores_are_matched_by_id(judged, window):
     assert list(scores.values) == pytest.approx(_expected(window))
     assert all(explanation.startswith("on ") for explanation in scores.explanations)
     assert scores.metrics["judge_groups"] == scores.metrics["judge_calls"] == 10
-    assert scores.metrics["judge_tokens"] == 10_000
+    assert (scores.metrics["judge_tokens"], scores.metrics["judge_cost"]) == (10_000, 2.5)
     assert scores.metrics["unscored"] == scores.metrics["judge_failed_groups"] == 0
 
 
@@ -196,10 +196,8 @@ async def test_one_failed_group_leaves_the_others_scored(server, judged, window)
 @pytest.mark.parametrize(
     ("mood", "calls", "tokens", "why", "settings"),
     [
-        ("broken", 1, 0, "boiler burst", {}),
         ("slow", 1, 0, "in 3 tries", {"timeout_s": 0.2}),
         ("too long", 1, 0, "context length exceeded", {}),
-        ("good", 1, 0, "cannot be reached", {"base_url": "http://127.0.0.1:9/v1", "retries": 0}),
         ("cut", 1, 1000, "it was cut at ruler.judge.max_answer_tokens=100", CUT | {"retries": 0}),
     ],
 )
@@ -245,18 +243,6 @@ async def test_servers_without_schemas_are_asked_for_simpler_forms(
     asked = [request.get("response_format", {}).get("type") for request in server.requests]
     assert asked == forms
     assert scores.metrics["judge_calls"] == 2
-
-
-async def test_a_judge_of_any_provider_is_asked_by_litellm(server, judged, window):
-    """A reasoning model gets no temperature and its own name of the limit; the price is known."""
-    pytest.importorskip("litellm")
-    scores = await judged(window, model="litellm:openai/gpt-5-mini", sampling_temperature=0.0)
-    assert list(scores.values) == pytest.approx(_expected(window))
-    assert scores.metrics["judge_cost"] == pytest.approx(10 * (900 * 0.25e-6 + 100 * 2e-6))
-    for asked in server.requests:
-        assert "temperature" not in asked
-        assert asked["max_completion_tokens"] == JudgeConfig().max_answer_tokens
-        assert asked["response_format"]["type"] == "json_schema"
 
 
 async def test_answers_are_cached_by_content(server, window, tmp_path):
@@ -360,9 +346,8 @@ def _question(text="which?"):
     return JudgeQuestion(ids=("a", "b"), members={"a": (0,), "b": (1,)}, messages=messages)
 
 
-@pytest.mark.parametrize("on_disk", [True, False])
-def test_cached_answers_are_found_by_content_and_judge(tmp_path, on_disk):
-    file = tmp_path / "deep" / "judge.sqlite" if on_disk else None
+def test_cached_answers_are_found_by_content_and_judge(tmp_path):
+    file = tmp_path / "deep" / "judge.sqlite"
     cache = AnswerCache(file)
     assert cache.get("m", _question()) is None
     cache.put("m", _question(), {**VERDICTS, "b": JudgeVerdict(score=0.0, explanation="no")})
@@ -370,7 +355,7 @@ def test_cached_answers_are_found_by_content_and_judge(tmp_path, on_disk):
     assert cache.get("m", _question()) == VERDICTS
     assert cache.get("another", _question()) is None
     assert cache.get("m", _question("who?")) is None
-    assert AnswerCache(file).get("m", _question()) == (VERDICTS if on_disk else None)
+    assert AnswerCache(file).get("m", _question()) == VERDICTS
 
 
 def test_a_cache_file_that_is_damaged_or_cannot_be_made_is_named_and_not_used(tmp_path, caplog):

@@ -74,15 +74,6 @@ def action_schema(state: Json) -> dict[str, Any]:
     """The JSON schema of the actions that an agent in ``state`` may take.
 
     The market may still refuse one, as where the price has moved.
-
-    Example:
-        >>> from rlforge.continuous.config.market import MarketConfig
-        >>> from rlforge.continuous.market.world import World
-        >>> world = World(MarketConfig(tickers=[], predictions=1))
-        >>> world.join("agent")
-        >>> kinds = action_schema(world.state("agent"))["anyOf"]
-        >>> [kind["properties"]["type"]["const"] for kind in kinds]
-        ['BUY_SHARES', 'CREATE_POST', 'NO_OP']
     """
     portfolio, markets = state["portfolio"], state["markets"]
     feed, balance = state["social"]["feed"], portfolio["balance"]

@@ -11,7 +11,6 @@ from rlforge.continuous.market.actions import NO_OP, Json, buy, leave, open_posi
 from rlforge.continuous.market.books import Receipt
 from rlforge.continuous.market.shares import PREDICTION_FEE
 from rlforge.continuous.market.world import World
-from rlforge.errors import ConfigError, nearest
 from rlforge.types import value
 
 #: A price change that momentum traders call a move: of a share in dollars, of an index relative.
@@ -203,12 +202,7 @@ _TRADERS: dict[str, type[Trader]] = {
 
 
 def make_trader(kind: str, config: MarketConfig, rng: random.Random) -> Trader:
-    """A trader, which ``rng`` and states alone move; ConfigError for an unknown kind."""
-    if kind not in _TRADERS:
-        raise ConfigError(
-            f"trader kind {kind!r} is unknown{nearest(kind, _TRADERS)}; there are "
-            f"{', '.join(_TRADERS)}"
-        )
+    """A trader of a ``TraderKind``, which ``rng`` and states alone move."""
     return _TRADERS[kind](config, rng)
 
 

@@ -6,14 +6,9 @@ Right answers, views of the news and moves of the indices depend on the seed alo
 from __future__ import annotations
 
 import random
-from typing import Any, get_args
+from typing import Any
 
-from rlforge.continuous.config.market import (
-    MAINTENANCE_MARGIN,
-    STARTING_BALANCE,
-    MarketConfig,
-    TraderKind,
-)
+from rlforge.continuous.config.market import MAINTENANCE_MARGIN, STARTING_BALANCE, MarketConfig
 from rlforge.continuous.market.accounts import Agent, Perp, Shares, cents, dollars
 from rlforge.continuous.market.actions import CONFIDENCE, NOTE, ActionError, Json, check_form
 from rlforge.continuous.market.books import Books, Receipt, Settled
@@ -75,13 +70,11 @@ class World:
     def join(self, agent_id: str, kind: str | None = None) -> None:
         """Open an account with the starting balance. Raises ``ValueError`` for a taken id.
 
-        kind: of a scripted trader; None for models and people.
+        kind: a ``TraderKind``; None for models and people.
         """
         # A post names its author, so that agents and news accounts share one space of names.
         if agent_id in self.books.agents or agent_id in self.config.accounts or not agent_id:
             raise ValueError(f"the name {agent_id!r} is taken")
-        if kind is not None and kind not in (kinds := get_args(TraderKind)):
-            raise ValueError(f"trader kind {kind!r} is unknown{nearest(kind, kinds)}")
         rng = self.generator(f"agent/{agent_id}", self._seed)
         agent = Agent(agent_id, kind, rng, self.config.feed_length)
         self.books.agents[agent_id] = agent

@@ -49,28 +49,23 @@ _COUNTS = ("groups", "failed_groups", "calls", "tokens", "retries", "cache_hits"
 
 
 class AnswerCache:
-    """Verdicts in the SQLite file ``path``, or in memory. failed: the file cannot be used."""
+    """Verdicts in the SQLite file ``path``; None: none. failed: the file cannot be used."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path, self._kept = path, dict[str, str]()
-        self.failed = False
+        self._path, self.failed = path, False
 
     def get(self, backend: str, question: JudgeQuestion) -> dict[str, JudgeVerdict] | None:
         """The verdicts of ``backend`` on a question, or None."""
         key = _key(backend, question)
-        rows = self._run("SELECT verdicts FROM answers WHERE question = ?", key)
-        found = rows[0][0] if rows else self._kept.get(key)
-        if found is None:
-            return None
-        return {name: JudgeVerdict(*kept) for name, kept in json.loads(found).items()}
+        for (kept,) in self._run("SELECT verdicts FROM answers WHERE question = ?", key):
+            return {name: JudgeVerdict(*one) for name, one in json.loads(kept).items()}
+        return None
 
     def put(
         self, backend: str, question: JudgeQuestion, verdicts: Mapping[str, JudgeVerdict]
     ) -> None:
-        key, content = _key(backend, question), json.dumps(verdicts)
-        if self._path is None:
-            self._kept[key] = content
-        self._run("INSERT OR REPLACE INTO answers (question, verdicts) VALUES (?, ?)", key, content)
+        insert = "INSERT OR REPLACE INTO answers (question, verdicts) VALUES (?, ?)"
+        self._run(insert, _key(backend, question), json.dumps(verdicts))
 
     def _run(self, statement: str, *values: str) -> list[tuple[str]]:
         if self._path is None or self.failed:
