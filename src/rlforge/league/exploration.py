@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -40,19 +40,15 @@ class NgramWindow:
             self._count(self._games.popleft(), -1)
 
     def _count(self, game: tuple[str, ...], change: int) -> int:
-        grams = [*self._grams(game)]
-        for gram in grams:
+        # A shorter game is one n-gram of its own length, so that short games differ, too.
+        starts = range(max(1, len(game) - self._n + 1) if game else 0)
+        for start in starts:
+            gram = game[start : start + self._n]
             self._counts[gram] += change
             if not self._counts[gram]:
                 del self._counts[gram]
-        self._ngrams += change * len(grams)
-        return len(grams)
-
-    def _grams(self, game: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-        if game:
-            # A shorter game is one n-gram of its own length, so that short games differ, too.
-            for start in range(max(1, len(game) - self._n + 1)):
-                yield game[start : start + self._n]
+        self._ngrams += change * len(starts)
+        return len(starts)
 
     def counts(self) -> dict[str, float]:
         return {

@@ -36,7 +36,7 @@ from rlforge.types import value
 
 C = TypeVar("C", bound=PolicyConfig)
 
-#: Most cores of a machine on which actors that compute little share a process.
+#: Most cores of a machine on which the actors that hold state share a process.
 FEW_CORES = 4
 
 
@@ -73,10 +73,6 @@ class RunPlan(Generic[C]):
         return tuple(name for node in self.nodes for name in node.actor_names)
 
     @property
-    def num_cpus(self) -> float:
-        return sum(node.num_cpus * node.replicas for node in self.nodes)
-
-    @property
     def cards(self) -> int:
         return _cards(self.config, self.hardware)
 
@@ -102,7 +98,14 @@ def make_plan(
     settled = with_start(settled, run_dir)
     if run_dir is not None:
         settled = kind.counted(settled, run_dir)
-    nodes = _in_hosts(kind.nodes(settled, hardware), hardware)
+    nodes = kind.nodes(settled, hardware)
+    state = [node for node in nodes if node.actor and node.on_driver_node and not node.num_cpus]
+    few = hardware.ray_address is None and (hardware.num_cpus or 0) <= FEW_CORES
+    if few and len(state) > 1:
+        # Games keep a process of their own: what holds the interpreter must not hold the state.
+        nodes = tuple(
+            dataclasses.replace(node, host="state") if node in state else node for node in nodes
+        )
     return RunPlan(config=settled, hardware=hardware, nodes=nodes, engine=engine, notes=notes)
 
 
@@ -206,17 +209,6 @@ def gpu_notes(
             f"{there - used} of {there} GPUs {'is' if there - used == 1 else 'are'} not used: "
             f"{keys}learner.num_learners={learners}{turns}"
         )
-
-
-def _in_hosts(nodes: tuple[ActorSpec, ...], hardware: HardwareConfig) -> tuple[ActorSpec, ...]:
-    # Parts that hold state share a process where cores are few. Games have one of their own: what
-    # holds the interpreter must not hold the state.
-    state = [node for node in nodes if node.actor and node.on_driver_node and not node.num_cpus]
-    if hardware.ray_address is not None or (hardware.num_cpus or 0) > FEW_CORES or len(state) < 2:
-        return nodes
-    return tuple(
-        dataclasses.replace(node, host="state") if node in state else node for node in nodes
-    )
 
 
 # ---------------------------------------------------------------- which engine

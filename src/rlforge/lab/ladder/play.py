@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import combinations
 from pathlib import Path
@@ -55,7 +55,7 @@ async def play_ladder(
                 if record.error is not None:
                     causes.append(record.error)
 
-            while specs := _next_round(plan, played):
+            while specs := [*_next_round(plan, played)]:
                 left = len({spec.game_id.split("-")[1] for spec in specs})
                 say(f"{len(played)} games played, {left} pairings open")
                 await collector.evaluate(specs, add)
@@ -95,35 +95,27 @@ def verify_ladder(file: Path) -> tuple[LadderCard, list[str]]:
 # ---------------------------------------------------------------- games
 
 
-def _next_round(plan: LadderPlan, played: Sequence[GameIndex]) -> list[GameSpec]:
-    pairings = [*combinations(plan.entrants, 2)]
-    uids = [one.policy.uid for one in plan.entrants]
-    specs = []
-    for number, planned in open_pairings(played, uids, plan.rules):
-        for pair in range(planned, min(planned + ROUND_PAIRS, plan.rules.games // 2)):
-            specs += [_spec(plan, pairings[number], number, pair, side) for side in (False, True)]
-    return specs
-
-
-def _spec(
-    plan: LadderPlan, entrants: tuple[Entrant, Entrant], number: int, pair: int, swapped: bool
-) -> GameSpec:
-    one, other = reversed(entrants) if swapped else entrants
-    # Each seat is asked as its own run asks.
-    seats = (
-        line_up(one.env, [one.policy, other.policy], None)[0],
-        line_up(other.env, [one.policy, other.policy], None)[1],
-    )
-    # Seeds of different pairings differ: their luck has to be independent.
-    uids = sorted(each.policy.uid for each in entrants)
-    return GameSpec(
-        game_id=game_id(number, pair, swapped),
-        env=plan.entrants[0].env,
-        seed=derive_seed(plan.rules.seed, "ladder", plan.rules.env_id, *uids, pair),
-        purpose="eval",
-        seats=seats,
-        focus=int(swapped),
-    )
+def _next_round(plan: LadderPlan, played: Sequence[GameIndex]) -> Iterator[GameSpec]:
+    """Yield the next games of every pairing that is open."""
+    pairings, rules = [*combinations(plan.entrants, 2)], plan.rules
+    for number, planned in open_pairings(played, [one.policy.uid for one in plan.entrants], rules):
+        # Seeds of different pairings differ: their luck has to be independent.
+        uids = sorted(each.policy.uid for each in pairings[number])
+        for pair in range(planned, min(planned + ROUND_PAIRS, rules.games // 2)):
+            for swapped in (False, True):
+                entrants = pairings[number][:: -1 if swapped else 1]
+                players = [each.policy for each in entrants]
+                yield GameSpec(
+                    game_id=game_id(number, pair, swapped),
+                    env=plan.entrants[0].env,
+                    seed=derive_seed(rules.seed, "ladder", rules.env_id, *uids, pair),
+                    purpose="eval",
+                    # Each seat is asked as its own run asks.
+                    seats=tuple(
+                        line_up(one.env, players, None)[seat] for seat, one in enumerate(entrants)
+                    ),
+                    focus=int(swapped),
+                )
 
 
 def _indexed(record: GameRecord) -> GameIndex:

@@ -70,25 +70,20 @@ def options(config: PolicyConfig, replan: Replan) -> tuple[Option, ...]:
     if now.alternate:
         saved = now.learner_idle.total - replan(with_keys(config, TURNS)).learner_idle.total
         found.append(Option(key="hardware.offload_learner", value="true", saves=saved))
-    for key, new in _single(config).items():
+    halved = {"learner.max_train_len": train_length(config)}
+    for key in SIZES:
+        lora, other = key == "model.lora.rank", key.startswith("pool.")
+        if not (lora and config.learner.train == "full") and not (other and config.games is None):
+            halved[key] = attrgetter(key)(config)
+    single: dict[str, Any] = {key: True for key in CHECKPOINTS if not attrgetter(key)(config)}
+    single |= {key: size // 2 for key, size in halved.items() if size > 1}
+    for key, new in single.items():
         then = replan(with_keys(config, {key: new}))
         saved = now.learner.total - then.learner.total
         if key.startswith(("engine.", "model.", "pool.")):
             saved += now.engine.total - then.engine.total
         found.append(Option(key=key, value=_text(new), saves=saved))
     return tuple(sorted((o for o in found if o.saves > 0), key=lambda option: -option.saves))
-
-
-def _single(config: PolicyConfig) -> Changes:
-    # Checkpoints, and half of each size.
-    whole = {"learner.max_train_len": train_length(config)}
-    for key in SIZES:
-        if config.games is not None or not key.startswith("pool."):
-            whole[key] = attrgetter(key)(config)
-    if config.learner.train == "full":
-        del whole["model.lora.rank"]
-    checkpoints = {key: True for key in CHECKPOINTS if not attrgetter(key)(config)}
-    return checkpoints | {key: size // 2 for key, size in whole.items() if size > 1}
 
 
 def largest_pass(config: PolicyConfig, fits: Callable[[PolicyConfig], bool]) -> int:
