@@ -120,7 +120,7 @@ async def analyse_game(
     played: dict[int, list[GameRecord]] = {turn: [] for turn in turns}
     done = 0
     async with continuations(run_dir, record, seats or {}, say) as play:
-        clock = _Clock(seconds)  # the engine is loaded
+        clock = _Clock(seconds)  # from here on: loading the engine does not count
         # Round by round, so that each turn has as many continuations when the time is over.
         while done < samples and (not done or clock.left(_FOR_VALUES) > 0):
             number = min(ROUND, samples - done)
@@ -308,7 +308,7 @@ def _seated(
     """Who plays on at ``seat``, untrained. name: None is the policy of the game."""
     policy = seat.policy
     if name is None and policy.kind == "checkpoint" and is_step_name(policy.uid):
-        try:  # where the run is now
+        try:  # the run may have been moved since
             policy, _ = find_policy(run_dir, policy.uid)
         except ConfigError as error:
             raise ConfigError(

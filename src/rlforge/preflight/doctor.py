@@ -75,7 +75,6 @@ class Report:
 
     @property
     def healthy(self) -> bool:
-        # Nothing that is known stands in the way.
         unfit = self.memory is not None and self.memory.plan.excess > 0
         return not unfit and all(finding.state != "problem" for finding in self.findings)
 
@@ -191,7 +190,7 @@ def _machine(hardware: HardwareConfig, machine: Machine) -> list[Finding]:
     cards = ", ".join(f"{gpu.name} ({in_gib(gpu.memory)})" for gpu in machine.cards)
     unread = f"{machine.gpus} of unknown memory, which nvidia-ml-py reads (extra: gpu)"
     cards = cards or (unread if machine.gpus else "none that the driver shows")
-    if assumed := not machine.here:  # then the profile says its GPUs
+    if assumed := not machine.here:  # whose GPUs the profile says
         number, each = hardware.num_gpus, hardware.memory_gb
         many = "as many as the cluster has" if number is None else str(number or "none")
         cards = f"{many}{f' of {each:.1f} GiB' if each and number else ''}, planned"
@@ -280,7 +279,7 @@ def _model(composed: Composed[Any], *, assumed: bool) -> list[Finding]:
 
 
 def _sampling(config: PolicyConfig) -> list[Finding]:
-    # What is drawn from is not what is learned.
+    # Filters change what is drawn from, and not what is learned.
     engine = config.engine
     filters = {"top_p": (engine.top_p, 1), "top_k": (engine.top_k, 0), "min_p": (engine.min_p, 0)}
     used = [f"engine.{name}={set_to:g}" for name, (set_to, off) in filters.items() if set_to != off]

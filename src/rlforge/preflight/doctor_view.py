@@ -177,7 +177,7 @@ def _options(memory: Memory) -> list[Text]:
     width = max(len(key) for key, _ in rows)
     lines = [Text(f"{key:{width}}  {saves:>7}") for key, saves in rows]
     lines[0].stylize("dim")
-    return [_whole(line) for line in lines]  # keys are to be copied
+    return [_whole(line) for line in lines]  # keys are to be copied, so no line is broken
 
 
 def _whole(line: Text) -> Text:

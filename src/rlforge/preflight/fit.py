@@ -31,7 +31,7 @@ class Memory:
 def check_fit(config: PolicyConfig, hardware: HardwareConfig, found: tuple[Gpu, ...]) -> None:
     """Raise ConfigError where a run, as planned, does not fit the cards ``found``."""
     memory = memory_on(found, config, locate(config.model), hardware)
-    if memory is None or memory.plan.excess == 0:  # None: not known
+    if memory is None or memory.plan.excess == 0:  # None: nothing is known against it
         return
     plan = memory.plan
     card = max(plan.cards, key=lambda card: plan.need(card) - card.usable)

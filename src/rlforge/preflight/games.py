@@ -61,7 +61,7 @@ def _run_problems(composed: Composed[RunConfig], *, keys: bool) -> Problems:
     unusable = {row.name: row for row in OBSERVERS.rows() if row.problem}
     for name, row in unusable.items():
         yield f"observer {name!r}, of every run of games while {row.origin} is there: {row.problem}"
-    if config.policies:  # beside each other
+    if config.policies:  # problems of keys that all share are said once
         shared = collected(value_problems(composed)) or collected(policy_problems(composed))
         yield from shared
         if shared:
@@ -76,7 +76,7 @@ def _run_problems(composed: Composed[RunConfig], *, keys: bool) -> Problems:
             found = collected(_entry_problems(composed, own, name))
         for text in found:
             known = not name or text.startswith(f"policies.{name}")
-            if text not in said:  # of another policy, too
+            if text not in said:  # policies share most keys, and with them most problems
                 yield text if known else f"policies.{name}: {text}"
             said.add(text)
     if keys:
@@ -151,7 +151,7 @@ def lineup_problems(composed: Composed[GamesConfig], *, keys: bool = True) -> Pr
 def game_notes(config: PolicyConfig) -> tuple[str, ...]:
     notes: dict[str, None] = {}
     for env in () if config.games is None else train_envs(config.games):
-        with contextlib.suppress(ConfigError):  # which ``check_lineup`` raises
+        with contextlib.suppress(ConfigError):  # which ``lineup_problems`` says
             notes |= dict.fromkeys(f"{env.id}: {note}" for note in tried(env).notes)
     return tuple(notes)
 

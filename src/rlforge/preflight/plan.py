@@ -273,7 +273,7 @@ def as_plain(plan: RunPlan[Any]) -> dict[str, Any]:
     for spec in plan.nodes:
         node: dict[str, Any] = {"name": spec.name, "kind": spec.name}
         node |= {"actor_names": spec.actor_names, **dataclasses.asdict(spec)}
-        del node["sends"]  # the edges
+        del node["sends"]  # they are said as edges
         del node["reads"]
         groups = {name: getattr(plan.config, name) for name in spec.reads}
         node["config"] = {name: dataclasses.asdict(group) for name, group in groups.items()}

@@ -28,16 +28,16 @@ C = TypeVar("C", bound=PolicyConfig)
 
 
 def with_template(composed: Composed[C], *, fetch: bool = False) -> tuple[Composed[C], str | None]:
-    """The template ``default`` for a model that has no chat template, and a note, or None if it
-    has.
+    """Set the prompt template ``default`` for a model that has no chat template; else there is no
+    note.
 
-    fetch: also read the tokenizer of a model that is not on this machine. Raises ConfigError where
-    it cannot be loaded.
+    fetch: also read the tokenizer of a model that is not on this machine.
     """
     model, key = composed.config.model, "model.prompt_template"
     typed = parse_overrides(composed.overrides)
-    others = tuple(one.input_line or "" for one in typed if key_of(one) != "model")  # an option
-    # A template that the user chose stays, and is refused where it cannot be.
+    # A template that the user chose stays, and is refused where it cannot be; ``model=OPTION``
+    # chooses none.
+    others = tuple(one.input_line or "" for one in typed if key_of(one) != "model")
     chosen = dataclasses.replace(composed, overrides=others).origin(key)
     shipped = chosen == "default" or chosen.startswith("conf/")
     if model.prompt_template != "chat" or not shipped or made_model(model.kind) is not None:

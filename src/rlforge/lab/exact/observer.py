@@ -13,7 +13,7 @@ from rlforge.run.lifecycle import RunContext
 from rlforge.run.observers import Observer
 from rlforge.types import Checkpoint, EnvSpec, PolicyRef
 
-if TYPE_CHECKING:  # torch
+if TYPE_CHECKING:  # both load torch, which the controller does without
     from rlforge.lab.exact.table import Questions
     from rlforge.learner.learner import Learner
 
@@ -50,7 +50,7 @@ def measured(
     from rlforge.lab.exact.table import Questions
     from rlforge.models.load import load_tokenizer
 
-    if "questions" not in kept:  # made once in a process
+    if "questions" not in kept:  # made once, as the tree of a game is walked for them
         tokenizer = load_tokenizer(config.model)
         kept["questions"] = [Questions(env, config, tokenizer) for env in envs]
     questions: list[Questions] = kept["questions"]
@@ -58,7 +58,7 @@ def measured(
         learner.answer_logprobs([(a.prompt, a.tokens) for a in asked.answers])
         for asked in questions
     ]
-    if rank:  # it takes part in the scoring alone
+    if rank:  # others take part in the scoring alone
         return []
     pairs = zip(questions, scored, strict=True)
     return [asked.measure(asked.table(logprobs), policy) for asked, logprobs in pairs]

@@ -47,7 +47,7 @@ class Guard(Observer):
 
     async def updated(self, update: Updated) -> None:
         """Judge an update, and do what ``sentinel.actions`` says about all new alarms."""
-        if not update.first:  # of another policy
+        if not update.first:  # the sentinel watches the first policy only
             return
         result = update.result
         self._alarms += self.sentinel.learned(result.version, result.metrics)

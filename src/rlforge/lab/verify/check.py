@@ -76,7 +76,10 @@ class VerifiedGames(RecordedGames):
         yield _batches(self)
         yield _games(self, say)
         yield _rewards(self)
-        from rlforge.lab.verify.recompute import check_logprobs, check_updates  # they import torch
+        from rlforge.lab.verify.recompute import (
+            check_logprobs,
+            check_updates,
+        )  # late: it imports torch
 
         yield check_logprobs(self, say)
         yield check_updates(self, say)
@@ -211,7 +214,7 @@ async def _replayed(record: GameRecord) -> str | None:
         for what in ("player_id", "observation", "action", "legal", "well_formed"):
             if getattr(then, what) != getattr(now, what):
                 return f"turn {number}: {what} is {getattr(now, what)!r} in play"
-    if record.end_reason == "timeout":  # time is not played again
+    if record.end_reason == "timeout":  # answers are given again at once, so that no time runs out
         return None
     if again.error is not None:
         return f"it does not end as recorded ({again.error})"

@@ -208,7 +208,7 @@ def check_logprobs(run: RecordedGames, say: Say) -> Check:
         say(f"log-probs of {uid}")
         for answered, gap in scorer.largest_gaps(path, run.some(by_version[uid], _MOST_ANSWERS)):
             checked += 1
-            if not gap <= allowed:  # also where it is NaN
+            if not gap <= allowed:  # not ``gap > allowed``, which is False for NaN
                 problems.append(
                     f"game {answered.game_id}, turn {answered.turn}: under {uid} the log-probs of "
                     f"the answer differ by {gap:.2g} from the recorded ones"
@@ -250,7 +250,7 @@ def check_updates(run: RecordedGames, say: Say) -> Check:
             checked += 1
             if (problem := _update_problem(run, made)) is not None:
                 problems.append(f"update {made.number}: {problem}")
-                break  # further ones follow from it
+                break  # later updates start from its weights
     result = "made again, with the same weights and optimizer"
     return Check("updates", "updates", checked, total, result, problems, notes)
 
