@@ -73,6 +73,10 @@ class RunPlan(Generic[C]):
         return tuple(name for node in self.nodes for name in node.actor_names)
 
     @property
+    def num_cpus(self) -> float:
+        return sum(node.num_cpus * node.replicas for node in self.nodes)
+
+    @property
     def cards(self) -> int:
         return _cards(self.config, self.hardware)
 
