@@ -72,13 +72,13 @@ def shares(
 ) -> Iterator[tuple[list[Row], bool]]:
     """Micro-batches of ``rank`` from the rows ``dealt``, cut by ``cut``, and whether each counts.
 
-    ``in_step``: all ranks get equally many, as a model spread over ranks needs all of them in every
-    pass.
+    ``in_step``: all ranks get equally many.
     """
     mine = list(cut(dealt[rank]))
     for part in mine:
         yield part, True
     rows = [row for part in dealt for row in part]
+    # A model spread over ranks needs all of them in every pass.
     if in_step and rows:
         longest = max(sum(1 for _ in cut(part)) for part in dealt)
         # A rank with fewer micro-batches repeats the cheapest row, which does not count.

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import ray
+from tests.harness.in_process import InProcessActor
 
-import rlforge.run.actors.cluster  # noqa: F401  # configures Ray before its first import
 from rlforge.errors import EngineError
-from rlforge.run.actors.bundle import Bundle
 from rlforge.run.actors.engine import Request
 from rlforge.run.actors.engine_client import RemoteEngine
 from rlforge.types import Completion, PolicyRef, SamplingParams
@@ -24,7 +22,7 @@ DEAD = ray.exceptions.ActorDiedError()
 
 
 class Handle:
-    """A stand-in for the handle of an engine actor, which dies when the test calls ``die``.
+    """A stand-in for an engine actor, which dies when the test calls ``die``.
 
     The test answers calls of ``collect`` in order, through ``collects``. death: the error for calls
     that wait until the actor is back. ``alive``: set while it is there.
@@ -38,40 +36,32 @@ class Handle:
         self.alive = asyncio.Event()
         self.alive.set()
         self.death: Exception | None = None
-
-        self.submit = SimpleNamespace(remote=self._on_submit)
-        self.in_hand = SimpleNamespace(remote=self._on_in_hand)
-        self.collect = SimpleNamespace(remote=self._on_collect)
-        self.cancel = SimpleNamespace(remote=self._on_cancel)
-        self.load = SimpleNamespace(remote=self._on_load)
         self.loaded: list[PolicyRef] = []
-        self.__ray_ready__ = SimpleNamespace(remote=self._on_ready)
 
-    async def _on_ready(self) -> None:
+    async def __ray_ready__(self) -> None:
         if self.death is not None:
             raise self.death
         await self.alive.wait()
 
-    async def _on_submit(self, client: str, bundle: Bundle) -> None:
-        requests = cast(Sequence[Request], bundle.content)
+    async def submit(self, client: str, requests: Sequence[Request]) -> None:
         self.bundles.append(len(requests))
         for request in requests:
             self.held.append(request.ticket)
             self.submitted.put_nowait(request.ticket)
 
-    async def _on_in_hand(self, client: str) -> list[int]:
+    async def in_hand(self, client: str) -> list[int]:
         return list(self.held)
 
-    async def _on_collect(self, client: str) -> Any:
+    async def collect(self, client: str) -> Any:
         answer = await self.collects.get()
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    async def _on_load(self, policy: PolicyRef) -> None:
+    async def load(self, policy: PolicyRef) -> None:
         self.loaded.append(policy)
 
-    async def _on_cancel(self, client: str, tickets: Sequence[int]) -> None:
+    async def cancel(self, client: str, tickets: Sequence[int]) -> None:
         self.held = [ticket for ticket in self.held if ticket not in tickets]
 
     def die(self, error: Exception = BROKEN) -> None:
@@ -81,8 +71,9 @@ class Handle:
         self.collects.put_nowait(error)
 
 
-def _client(*engines: Handle, retries: int = 1) -> RemoteEngine:
-    return RemoteEngine(engines, "client", timeout_s=10, retries=retries)
+def _client(*engines: Handle, retries: int = 1, elastic: bool = False) -> RemoteEngine:
+    actors = list(map(InProcessActor, engines))
+    return RemoteEngine(actors, "client", timeout_s=10, retries=retries, elastic=elastic)
 
 
 async def test_a_late_error_of_a_call_from_before_a_restart_is_ignored() -> None:
@@ -207,7 +198,7 @@ async def test_an_elastic_client_uses_each_engine_as_soon_as_it_is_there() -> No
     first, second = Handle(), Handle()
     for engine in (first, second):
         engine.alive.clear()
-    client = RemoteEngine([first, second], "client", timeout_s=10, elastic=True)
+    client = _client(first, second, elastic=True)
     answers = [asyncio.create_task(client.generate([7], ONE, BASE)) for _ in range(2)]
     await asyncio.sleep(0.05)
     assert first.submitted.empty()
@@ -224,7 +215,7 @@ async def test_an_elastic_client_uses_each_engine_as_soon_as_it_is_there() -> No
 async def test_an_elastic_client_loads_where_it_can_and_is_gone_with_its_last_engine() -> None:
     first, second = Handle(), Handle()
     second.alive.clear()
-    client = RemoteEngine([first, second], "client", timeout_s=10, elastic=True)
+    client = _client(first, second, elastic=True)
     await asyncio.wait_for(client.load(BASE), 5)
     assert (first.loaded, second.loaded) == ([BASE], [])
     gone = asyncio.create_task(client.gone())

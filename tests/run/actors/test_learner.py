@@ -6,11 +6,12 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray.exceptions
-from tests.harness.in_process import start_in_process
+from tests.harness.in_process import InProcessActor, start_in_process
 
 from rlforge.config.compose import compose
 from rlforge.errors import CheckpointError
@@ -22,26 +23,17 @@ from rlforge.system.checkpoint import read_manifest
 from rlforge.system.hardware import Machine
 
 
-class Rank:
+def ranked(update: Callable[[Any], Any]) -> InProcessActor:
     """An actor handle whose only method is ``update``."""
-
-    def __init__(self, update: Callable[[Any], Any]) -> None:
-        self._update = update
-
-    @property
-    def update(self) -> Rank:
-        return self
-
-    async def remote(self, batch: Any) -> Any:
-        return await self._update(batch)
+    return InProcessActor(SimpleNamespace(update=update))
 
 
-def failing(error: Exception, after: float = 0.0) -> Rank:
+def failing(error: Exception, after: float = 0.0) -> InProcessActor:
     async def update(batch: Any) -> Any:
         await asyncio.sleep(after)
         raise error
 
-    return Rank(update)
+    return ranked(update)
 
 
 async def waiting(batch: Any) -> Any:
@@ -52,12 +44,12 @@ async def waiting(batch: Any) -> Any:
 async def test_every_rank_gets_the_batch_and_rank_0_answers() -> None:
     seen = []
 
-    def rank(number: int) -> Rank:
+    def rank(number: int) -> InProcessActor:
         async def update(batch: Any) -> Any:
             seen.append((number, batch))
             return number
 
-        return Rank(update)
+        return ranked(update)
 
     assert await LearnerGroup([rank(0), rank(1), rank(2)]).update("batch") == 0
     assert seen == [(0, "batch"), (1, "batch"), (2, "batch")]
@@ -88,7 +80,7 @@ async def test_an_error_ends_the_run_while_another_rank_waits_for_the_failed_one
 ) -> None:
     monkeypatch.setattr(learning, "DEATH_REPORTED_S", 0.01)
     error = ray.exceptions.RayTaskError("update", "…", cause)
-    ranks = [Rank(waiting)]
+    ranks = [ranked(waiting)]
     ranks.insert(place, failing(error))
     with pytest.raises(ray.exceptions.RayTaskError) as caught:
         await LearnerGroup(ranks).update("batch")
