@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from tests import factories
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from rlforge.algorithms.base import LossInputs, LossOutput, Reference, Targets
 from rlforge.config.model import LoraConfig
@@ -194,6 +196,26 @@ def record_gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(keep(name))
     return gradients
+
+
+class Made(TorchDispatchMode):
+    """Storages of the tensors that are made inside the block, with the numbers that they hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: list[tuple[int, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                self.tensors.append((leaf.untyped_storage().data_ptr(), leaf.numel()))
+        return out
+
+    def sizes(self, without: torch.Tensor | None = None) -> set[int]:
+        """Numbers in those tensors; ``without`` views of this one."""
+        ignored = 0 if without is None else without.untyped_storage().data_ptr()
+        return {count for place, count in self.tensors if place != ignored}
 
 
 def gpt2() -> torch.nn.Module:

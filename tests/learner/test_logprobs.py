@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.learner.parts import Made
 
 from rlforge.learner.logprobs import Head, Reading, chunked_logprobs, recomputed_logprobs
 
@@ -104,30 +105,16 @@ def test_logits_are_computed_in_the_dtype_of_the_head(dtype):
     assert error < 1e-5 if dtype == torch.float32 else 1e-4 < error < 0.5
 
 
-class Counting(torch.utils._python_dispatch.TorchDispatchMode):
-    """Numbers in the tensors that are made inside the block, ``ignored`` aside."""
-
-    def __init__(self, ignored):
-        super().__init__()
-        self.sizes = []
-        self._ignored = ignored.data_ptr()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, torch.Tensor) and out.data_ptr() != self._ignored:
-            self.sizes.append(out.numel())
-        return out
-
-
 def test_no_more_logits_than_a_chunk_exist_at_once():
     hidden, weight = torch.randn(30, 4, requires_grad=True), torch.randn(1000, 4)
     head = make_head(weight, None, chunk=3)
-    with Counting(weight) as plain_head:
+    chunked_logprobs(hidden, torch.arange(30), head, entropy=True)  # tries products, once
+    with Made() as plain_head:
         logprobs, entropies = chunked_logprobs(hidden, torch.arange(30), head, entropy=True)
         (logprobs.sum() + entropies.sum()).backward()
-    with Counting(weight) as function:
+    with Made() as function:
         logprobs, entropies = recomputed_logprobs(
             hidden, torch.arange(30), lambda h: h @ weight.T, Reading(), 3, entropy=True
         )
         (logprobs.sum() + entropies.sum()).backward()
-    assert max(plain_head.sizes) == max(function.sizes) == 3 * 1000
+    assert max(plain_head.sizes(weight)) == max(function.sizes(weight)) == 3 * 1000

@@ -11,8 +11,6 @@ import torch
 from tests.factories import causal_lm
 from tests.learner import parts
 from tests.learner.parts import gpt2, minicpm
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from rlforge.config.model import LoraConfig
 from rlforge.errors import ConfigError
@@ -169,25 +167,12 @@ def test_no_more_logits_than_allowed_are_computed_at_once(make, logits_at_once):
     samples = parts.random_steps(8)
     logits_at_once.clear()
     answers = sum(len(sample.token_ids) for sample in samples)
-    with Sizes() as made:
+    with parts.Made() as made:
         scores = scorer.score(micro_of(samples), entropy=True)
         assert sum(logits_at_once) == answers
         scores.logprobs.sum().backward()
     assert max(logits_at_once) == 3
-    assert answers * 40 not in made.sizes
-
-
-class Sizes(TorchDispatchMode):
-    """Numbers in the tensors that are made inside the block."""
-
-    def __init__(self):
-        super().__init__()
-        self.sizes = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        self.sizes |= {leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)}
-        return out
+    assert answers * 40 not in made.sizes()
 
 
 def scored(scorer, model, micro) -> list[torch.Tensor]:

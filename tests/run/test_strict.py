@@ -14,9 +14,6 @@ import pytest
 from tests.harness.in_process import rlforge_here
 from tests.harness.live_run import actor_pids, rows, run, start, strict_arguments, wait_for
 
-from rlforge.config.compose import compose
-from rlforge.errors import ConfigError
-from rlforge.preflight.games import validate
 from rlforge.record.digests import FILE, broken_at
 from rlforge.record.files import read_jsonl
 from rlforge.record.game_files import read_games
@@ -86,33 +83,3 @@ def test_killed_anywhere_and_resumed_a_run_ends_as_if_it_had_not_been(
     assert len(ids) == len(set(ids)) == sum(line["played"] for line in undisturbed)
     assert rlforge_here("verify", "run", "--all") == 0
     assert rlforge_here("train", "--resume", "run") == 1  # it is complete
-
-
-@pytest.mark.parametrize(
-    ("overrides", "key", "why"),
-    [
-        (["engine=vllm"], "engine.name", "set engine=transformers, or set determinism=fast"),
-        (["eval.continuous=true"], "eval.continuous", "set it to false and eval.every"),
-        (
-            ["hardware.elastic=true", "hardware.ray_address=auto"],
-            "hardware.elastic",
-            "set it to false, or set determinism=fast",
-        ),
-        (
-            ["pool.fixed_opponents=[openai:gpt]"],
-            "pool.fixed_opponents",
-            "openai:gpt may answer differently each time",
-        ),
-        (
-            ["eval.opponents=[openrouter:a/b]"],
-            "eval.opponents",
-            "openrouter:a/b may answer differently each time",
-        ),
-    ],
-)
-def test_what_cannot_be_the_same_again_is_refused(overrides: list[str], key: str, why: str) -> None:
-    result = compose(["+experiment=simpletak_mirror", "determinism=strict", *overrides])
-    with pytest.raises(ConfigError) as refused:
-        validate(result, keys=False)
-    assert key in str(refused.value)
-    assert why in str(refused.value)
