@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pandas
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.harness.live_run import train_arguments
 
@@ -26,6 +26,8 @@ def test_compose_takes_lines_of_the_command_line_and_values():
     config = rlforge.compose("kuhn_grpo", "learner.batch_size=64", seed=3, learner={"epochs": 2})
     assert (config.name, config.seed) == ("kuhn_grpo", 3)
     assert (config.learner.batch_size, config.learner.epochs) == (64, 2)
+    assert rlforge.compose(experiment="kuhn_grpo").name == "kuhn_grpo"
+    assert rlforge.compose().name == "run"
 
 
 def test_the_grpo_of_the_document_is_configured_in_its_own_terms():
@@ -42,11 +44,6 @@ def test_the_grpo_of_the_document_is_configured_in_its_own_terms():
     assert (defaults.model.kind, defaults.model.name) == ("hf", "Qwen/Qwen2.5-0.5B-Instruct")
     assert (defaults.engine.max_model_len, defaults.engine.max_tokens) == (2048, 512)
     assert (config.engine.max_model_len, config.engine.max_tokens) == (128, 4)
-
-
-def test_an_experiment_may_be_given_by_keyword_or_not_at_all():
-    assert rlforge.compose(experiment="kuhn_grpo").name == "kuhn_grpo"
-    assert rlforge.compose().name == "run"
 
 
 def test_values_may_be_nested_lists_none_bools_and_numbers_of_numpy():
@@ -90,14 +87,10 @@ TEXTS = TEXTS.filter(lambda text: "${" not in text and text.strip())  # "${" is 
 
 @settings(max_examples=5)
 @given(texts=st.lists(TEXTS, min_size=10, max_size=20))
+@example(texts=LOOK_ALIKES)
 def test_texts_are_read_back_as_they_were_given(texts):
     config = rlforge.compose(run_dir=texts[0], model={"lora": {"target_modules": texts}})
     assert (config.run_dir, config.model.lora.target_modules) == (texts[0], texts)
-
-
-def test_texts_that_look_like_other_values_stay_texts():
-    config = rlforge.compose(run_dir="null", model={"lora": {"target_modules": LOOK_ALIKES}})
-    assert (config.run_dir, config.model.lora.target_modules) == ("null", LOOK_ALIKES)
 
 
 @pytest.mark.parametrize(

@@ -60,23 +60,18 @@ def configurations() -> set[str]:
 
 
 @pytest.mark.parametrize("name", RUN_KINDS.names())
-def test_a_configuration_finds_its_kind(name: str) -> None:
+def test_a_configuration_finds_its_kind_and_what_shows_it(name: str) -> None:
     kind = RUN_KINDS.find(name)
     assert kind.root.kind == name
     assert kind_of(kind.root()) is kind
+    shown = [kind.report, kind.results, *filter(None, [kind.progress])]
+    assert all(callable(resolve_name(each)) for each in shown)
 
 
 def test_the_kinds_that_can_be_verified_say_what_reads_their_records() -> None:
     readers = {name: RUN_KINDS.find(name).recorded for name in RUN_KINDS.names()}
     assert {name for name, reader in readers.items() if reader} == {"games", "continuous"}
     assert all(issubclass(resolve_name(each), Recorded) for each in filter(None, readers.values()))
-
-
-@pytest.mark.parametrize("name", RUN_KINDS.names())
-def test_what_shows_a_kind_of_run_can_be_imported(name: str) -> None:
-    kind = RUN_KINDS.find(name)
-    shown = [kind.report, kind.results, *filter(None, [kind.progress])]
-    assert all(callable(resolve_name(each)) for each in shown)
 
 
 def test_another_package_can_add_a_kind() -> None:

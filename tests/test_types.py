@@ -64,21 +64,37 @@ def test_a_record_is_one_line_without_its_turns():
     assert repr(broken).endswith("1 turns, failed: the game hangs)")
 
 
+LOW = {"win_score": 0.25}
+HANABI = {"id": "tiny_hanabi", "source": "openspiel", "win_score": 8}
+OWN = {"id": "own", "source": "mine", "winners": "all", "win_score": 8}
+KNOWN = {"id": "Codenames-v0"}
+
+
 @pytest.mark.parametrize(
-    ("rewards", "player", "expected"),
+    ("env", "rewards", "player", "expected"),
     [
-        ({0: 1.0, 1: -1.0}, 0, "win"),
-        ({0: 1.0, 1: -1.0}, 1, "loss"),
-        ({0: 0.0, 1: 0.0}, 1, "draw"),
-        ({0: 0.5, 1: 0.5, 2: -1.0}, 0, "draw"),
-        ({0: 0.5, 1: 1.0, 2: -1.0}, 0, "loss"),
-        ({0: 1.0}, 0, "win"),
-        ({0: 0.9}, 0, "loss"),
-        ({0: 0.0}, 0, "loss"),
+        ({}, {0: 1.0, 1: -1.0}, 0, "win"),
+        ({}, {0: 1.0, 1: -1.0}, 1, "loss"),
+        ({}, {0: 0.0, 1: 0.0}, 1, "draw"),
+        ({}, {0: 0.5, 1: 0.5, 2: -1.0}, 0, "draw"),
+        ({}, {0: 0.5, 1: 1.0, 2: -1.0}, 0, "loss"),
+        ({}, {0: 1.0}, 0, "win"),
+        ({}, {0: 0.9}, 0, "loss"),
+        ({}, {0: 0.0}, 0, "loss"),
+        (LOW, {0: 0.2}, 0, "loss"),
+        (LOW, {0: 0.25}, 0, "win"),
+        (LOW, {0: 0.3, 1: 0.5}, 0, "loss"),  # it counts in games of one player only
+        (HANABI, {0: 10, 1: 10}, 1, "win"),
+        (HANABI, {0: 4, 1: 4}, 0, "loss"),
+        (OWN, {0: 10, 1: 10}, 1, "win"),
+        (OWN, {0: 4, 1: 4}, 0, "loss"),
+        # Known teams may be overruled, and are known by source.
+        (KNOWN | {"winners": "one"}, {0: 1, 1: 1, 2: -1, 3: -1}, 0, "draw"),
+        (KNOWN | {"source": "mine"}, {0: 1, 1: 1, 2: -1, 3: -1}, 0, "draw"),
     ],
 )
-def test_the_outcome_follows_from_the_rewards(rewards, player, expected):
-    assert EnvSpec(id="Game-v0").outcome(rewards, player) == expected
+def test_the_outcome_follows_from_the_rewards(env, rewards, player, expected):
+    assert EnvSpec(**{"id": "Game-v0", **env}).outcome(rewards, player) == expected
 
 
 @pytest.mark.parametrize(
@@ -105,24 +121,3 @@ def test_a_team_wins_with_all_of_its_members(env, rewards, won):
     for player in rewards:
         result = "win" if player in won else "loss" if won else "draw"
         assert env.outcome(rewards, player) == result
-
-
-def test_players_who_are_one_team_win_and_lose_together():
-    for env in (
-        EnvSpec(id="tiny_hanabi", source="openspiel", win_score=8),
-        EnvSpec(id="own", source="mine", winners="all", win_score=8),
-    ):
-        assert env.outcome({0: 10, 1: 10}, 1) == "win"
-        assert env.outcome({0: 4, 1: 4}, 0) == "loss"
-
-
-def test_known_teams_may_be_overruled_and_names_are_known_by_source():
-    rewards = {0: 1, 1: 1, 2: -1, 3: -1}
-    assert EnvSpec(id="Codenames-v0", winners="one").outcome(rewards, 0) == "draw"
-    assert EnvSpec(id="Codenames-v0", source="mine").outcome(rewards, 0) == "draw"
-
-
-def test_the_score_of_a_win_counts_in_games_of_one_player_only():
-    env = EnvSpec(id="Game-v0", win_score=0.25)
-    assert [env.outcome({0: score}, 0) for score in (0.2, 0.25)] == ["loss", "win"]
-    assert env.outcome({0: 0.3, 1: 0.5}, 0) == "loss"

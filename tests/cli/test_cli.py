@@ -70,10 +70,11 @@ def test_every_help_text_fits_and_has_each_example_in_one_line(
     assert [line for line in examples.splitlines() if line not in shown] == []
 
 
-def test_the_overview_names_every_command(rlforge):
+def test_the_overview_names_every_command_and_the_version_is_shown(rlforge):
     answer = rlforge("--help")
     assert re.findall(r"^│ (\w+) {2,}", answer.out, re.MULTILINE) == list(NAMES)
     assert "To begin: rlforge train simpletak_mirror" in answer.out
+    assert rlforge("--version") == (0, f"rlforge {__version__}\n", "")
 
 
 def test_config_prints_what_can_be_read_back_also_of_an_experiment_named_alone(rlforge):
@@ -83,10 +84,6 @@ def test_config_prints_what_can_be_read_back_also_of_an_experiment_named_alone(r
     assert (printed["seed"], printed["learner"]["batch_size"]) == (3, 512)
     assert printed["pool"]["mode"] == "mirror"
     assert answer == rlforge("config", "simpletak_mirror", *given) == (0, answer.out, "")
-
-
-def test_the_version_is_shown(rlforge):
-    assert rlforge("--version") == (0, f"rlforge {__version__}\n", "")
 
 
 def test_what_can_be_chosen_is_listed_with_a_sentence_each(rlforge):

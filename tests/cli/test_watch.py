@@ -1,6 +1,7 @@
 """``rlforge runs``, ``compare``, ``monitor`` and ``report`` with the runs of a sweep."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -31,22 +32,22 @@ def test_runs_are_compared_by_name_and_as_latest(rlforge):
     assert Path("all.md").read_text().startswith("Runs:")
 
 
-def test_the_report_of_a_sweep_is_a_comparison(rlforge):
-    code, out, _ = rlforge("report", SWEEP)
-    assert (code, out) == (0, f"{SWEEP}/comparison.html\n")
-    assert Path(out.strip()).is_file()
-    code, out, _ = rlforge("report", SWEEP / "0", SWEEP / "1", "--output", "page.html")
-    assert (code, out) == (0, "page.html\n")
-
-
-def test_the_report_of_a_run_is_a_file_of_its_own(rlforge):
-    code, out, _ = rlforge("report", SWEEP / "0")
-    assert (code, out) == (0, f"{SWEEP}/0/report.html\n")
-    assert "random_legal" in Path(out.strip()).read_text()
-    code, out, _ = rlforge("report", SWEEP / "1", "--output", "page.html")
-    assert (code, out) == (0, "page.html\n")
-    assert "<h1>" in Path("page.html").read_text()
-    assert not (SWEEP / "1" / "report.html").exists()
+@pytest.mark.parametrize(
+    ("paths", "page", "said"),
+    [
+        ([SWEEP], SWEEP / "comparison.html", "4 of 4 runs done"),
+        ([SWEEP / "0", SWEEP / "1"], SWEEP / "comparison.html", "2 of 2 runs done"),
+        ([SWEEP / "0"], SWEEP / "0" / "report.html", "random_legal"),
+    ],
+)
+def test_the_report_of_several_runs_is_a_comparison_and_that_of_one_its_own(
+    rlforge, paths, page, said
+):
+    assert rlforge("report", *paths, "--output", "page.html") == (0, "page.html\n", "")
+    assert not page.exists()
+    assert rlforge("report", *paths) == (0, f"{page}\n", "")
+    for file in (page, Path("page.html")):
+        assert said in " ".join(re.sub("<[^>]*>", " ", file.read_text()).split())
 
 
 def test_monitor_shows_the_jobs_of_a_sweep(rlforge):

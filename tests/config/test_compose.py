@@ -49,11 +49,15 @@ def test_own_experiments_come_from_the_config_dir(tmp_path):
     assert result.origin("seed").endswith("experiment/mine.yaml")
 
 
-def test_a_missing_config_dir_is_said(tmp_path):
+def test_what_is_missing_or_no_text_is_named(tmp_path):
+    file = tmp_path / "config.yaml"
     with pytest.raises(ConfigError, match="no such directory"):
         compose([], tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="is this a run directory"):
-        from_yaml(tmp_path / "config.yaml")
+        from_yaml(file)
+    file.write_bytes(b"name: \xff\xfe\n")
+    with pytest.raises(ConfigError, match=r"config\.yaml: 'utf-8' codec"):
+        from_yaml(file)
 
 
 def test_origin_names_command_line_file_or_default():
@@ -83,12 +87,6 @@ def test_a_key_of_an_older_run_directory_that_is_gone_is_named(tmp_path):
 def test_an_unknown_key_is_compared_with_those_of_its_own_class(line, said):
     with pytest.raises(ConfigError, match=said):
         compose(["algorithm=ppo", line])
-
-
-def test_a_file_that_is_no_text_is_named(tmp_path):
-    (tmp_path / "config.yaml").write_bytes(b"name: \xff\xfe\n")
-    with pytest.raises(ConfigError, match=r"config\.yaml: 'utf-8' codec"):
-        from_yaml(tmp_path / "config.yaml")
 
 
 @pytest.mark.parametrize("quote", ["'", '"'])

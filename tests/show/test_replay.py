@@ -78,20 +78,17 @@ def test_what_matches_no_game_is_named(run_dir):
         select(games, {"result": "failed"})
 
 
-def test_latest_is_the_newest_game_that_the_filters_leave(run_dir):
+def test_latest_is_the_newest_game_that_the_filters_leave_and_an_unknown_one_names_others(run_dir):
     assert find_game(run_dir, "latest").spec.game_id == "eval-0"
     assert find_game(run_dir, "latest", {"purpose": "train"}).spec.game_id == "train-2"
+    with pytest.raises(ConfigError, match="did you mean train-"):
+        find_game(run_dir, "train-9")
 
 
 def test_a_run_without_games_says_so(tmp_path):
     assert "no game is finished yet" in shown(game_list(tmp_path))
     with pytest.raises(ConfigError, match="no game is finished yet"):
         find_game(tmp_path, "latest")
-
-
-def test_the_error_of_an_unknown_game_names_the_nearest(run_dir):
-    with pytest.raises(ConfigError, match="did you mean train-"):
-        find_game(run_dir, "train-9")
 
 
 def test_a_game_is_shown_turn_by_turn_to_its_end(run_dir):
