@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from rlforge.continuous.decisions.records import Decision, Metadata
+from rlforge.games.base import Game, View
 from rlforge.record.results import LadderRow, PoolEntry, PoolSnapshot
 from rlforge.samples import Episode, Sample, TrainBatch, UpdateResult
 from rlforge.statistics import wilson_interval
@@ -60,6 +61,20 @@ def game_spec(
         seats = [seat(player) for player in range(env.num_players)]
     fields = {"seed": 11, "purpose": "train"}
     return GameSpec(game_id=game_id, env=env, seats=tuple(seats), **{**fields, **changes})
+
+
+def spiel(name: str, players: int = 2, **changes: Any) -> EnvSpec:
+    """A game of OpenSpiel."""
+    return EnvSpec(id=name, source="openspiel", num_players=players, **changes)
+
+
+def random_views(game: Game, seed: int = 0) -> Iterator[View]:
+    """Each view of a game, which is then answered with a random legal action."""
+    draw = Random(seed)
+    while not game.done:
+        view = game.view()
+        yield view
+        game.step(draw.choice(view.legal_actions or ()))
 
 
 def completion(text: str = "[4]", **changes: Any) -> Completion:

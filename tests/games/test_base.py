@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from tests.factories import spiel
 
 from rlforge.config.plugins import SOURCES
 from rlforge.errors import ExtensionError
@@ -23,11 +24,8 @@ PLAYED = [
     EnvSpec(id="Battleship-v0"),
     EnvSpec(id="Blackjack-v0", num_players=1),
     EnvSpec(id="ThreePlayerTicTacToe-v0", num_players=3),
-    *(
-        EnvSpec(id=name, source="openspiel")
-        for name in ("leduc_poker", "liars_dice", "dark_hex(num_rows=2,num_cols=2)", "goofspiel")
-    ),
-    EnvSpec(id="kuhn_poker(players=3)", source="openspiel", num_players=3),
+    *map(spiel, ("leduc_poker", "liars_dice", "dark_hex(num_rows=2,num_cols=2)", "goofspiel")),
+    spiel("kuhn_poker(players=3)", 3),
     EnvSpec(id="market-small", source="market"),
 ]
 

@@ -4,6 +4,7 @@ import pyspiel
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.factories import random_views, spiel
 
 from rlforge.games.board import Hand, grid_board, hand_board, state_board
 from rlforge.games.grids import Grid
@@ -14,10 +15,7 @@ from rlforge.types import EnvSpec
 GAMES = [
     *(EnvSpec(id=f"{name}-v0-train") for name in ("TicTacToe", "SimpleTak", "ConnectFour")),
     EnvSpec(id="KuhnPoker-v0-short-train"),
-    *(
-        EnvSpec(id=name, source="openspiel")
-        for name in ("tic_tac_toe", "connect_four", "kuhn_poker", "leduc_poker")
-    ),
+    *map(spiel, ("tic_tac_toe", "connect_four", "kuhn_poker", "leduc_poker")),
 ]
 
 
@@ -45,16 +43,12 @@ def test_a_hand_is_written_in_slots_that_do_not_move():
 
 @pytest.mark.parametrize("env", GAMES, ids=lambda env: env.id)
 def test_boards_of_a_game_have_one_length_and_end_alike(env):
-    rng = random.Random(1)
     lengths = set()
     for seed in range(20):
-        game = make_game(env, seed)
-        while not game.done:
-            view = game.view()
+        for view in random_views(make_game(env, seed), seed):
             words = view.board.split()
             assert words[-1] == "go"
             lengths.add(len(words) - sum(word.startswith("[") for word in words))
-            game.step(rng.choice(view.legal_actions))
     assert len(lengths) == 1
 
 
@@ -63,15 +57,10 @@ def test_boards_of_a_game_have_one_length_and_end_alike(env):
     [("TicTacToe-v0-train", "tic_tac_toe"), ("ConnectFour-v0-train", "connect_four")],
 )
 def test_both_sources_show_the_same_board_and_want_the_same_actions(textarena_id, openspiel_id):
-    rng = random.Random(2)
-    one = make_game(EnvSpec(id=textarena_id), 0)
-    other = make_game(EnvSpec(id=openspiel_id, source="openspiel"), 0)
-    while not one.done:
-        assert one.view().board == other.view().board
-        assert one.view().legal_actions == other.view().legal_actions
-        action = rng.choice(one.view().legal_actions)
-        one.step(action)
-        other.step(action)
+    one, other = make_game(EnvSpec(id=textarena_id), 0), make_game(spiel(openspiel_id), 0)
+    for view, same in zip(random_views(one, 2), random_views(other, 2), strict=True):
+        assert view.board == same.board
+        assert view.legal_actions == same.legal_actions
     assert one.result() == other.result()
 
 

@@ -4,13 +4,14 @@ from collections import Counter
 
 import pyspiel
 import pytest
+from tests.factories import random_views, spiel
 
 from rlforge.errors import ConfigError
 from rlforge.games.openspiel import OpenSpielGame, load_game
 from rlforge.games.registry import check_env
 from rlforge.types import EnvSpec
 
-KUHN = EnvSpec(id="kuhn_poker", source="openspiel")
+KUHN = spiel("kuhn_poker")
 
 
 def cards(game):
@@ -73,7 +74,7 @@ def test_a_player_sees_its_card_and_the_bets_but_not_the_other_card():
 
 
 def test_leduc_shows_the_public_card_after_the_first_round():
-    game = OpenSpielGame(EnvSpec(id="leduc_poker", source="openspiel"), 0)
+    game = OpenSpielGame(spiel("leduc_poker"), 0)
     assert "Public card" not in game.view().observation
     for action in ("[raise]", "[call]", "[call]"):
         game.step(action)
@@ -118,13 +119,8 @@ def test_invalid_answers_beyond_the_allowance_lose_the_most_there_is(allowance):
     ],
 )
 def test_a_player_who_forfeits_loses_with_its_team(name, moves, lost):
-    env = EnvSpec(
-        id=name,
-        source="openspiel",
-        num_players=load_game(name).num_players(),
-        error_allowance=0,
-        actions="numbers",
-    )
+    players = load_game(name).num_players()
+    env = spiel(name, players, error_allowance=0, actions="numbers")
     game, draw = OpenSpielGame(env, 7), random.Random(3)
     while moves or game.view().player_id not in lost:
         game.step(draw.choice(game.view().legal_actions))
@@ -140,7 +136,7 @@ def test_a_player_who_forfeits_loses_with_its_team(name, moves, lost):
 
 @pytest.mark.parametrize(("moves", "teams"), [(0, {1}), (9, {1, 2})])
 def test_defenders_are_a_team_once_the_landlord_is_known(moves, teams):
-    env = EnvSpec(id="dou_dizhu", source="openspiel", num_players=3, error_allowance=0)
+    env = spiel("dou_dizhu", 3, error_allowance=0)
     lost = set()
     for seed in range(12):
         game, draw = OpenSpielGame(env, seed), random.Random(seed)
@@ -172,7 +168,7 @@ def test_the_turn_limit_is_a_draw_and_an_accepted_action_restores_the_allowance(
 
 
 def test_simultaneous_moves_are_asked_in_turn_and_stay_hidden():
-    env = EnvSpec(id="matrix_rps", source="openspiel")
+    env = spiel("matrix_rps")
     seen = set()
     for action in ("[Rock]", "[Paper]", "[Scissors]"):
         game = OpenSpielGame(env, 0)
@@ -191,40 +187,30 @@ def test_simultaneous_moves_are_asked_in_turn_and_stay_hidden():
 )
 def test_listed_actions_are_accepted_in_random_play(name):
     players = {"2048": 1}.get(name, 2)
-    env = EnvSpec(id=name, source="openspiel", num_players=players, max_turns=60)
+    env = spiel(name, players, max_turns=60)
     check_env(env)
     for seed in range(3):
-        rng = random.Random(seed)
         game = OpenSpielGame(env, seed)
-        while not game.done:
-            assert game.view().observation
-            game.step(rng.choice(game.view().legal_actions))
+        for view in random_views(game, seed):
+            assert view.observation
             assert game.accepted
+        assert game.accepted
         assert len(game.result().rewards) == players
 
 
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        (EnvSpec(id="kun_poker", source="openspiel"), "did you mean kuhn_poker"),
-        (EnvSpec(id="kuhn_poker", source="openspiel", num_players=3), "is for 2 players, not 3"),
-        (EnvSpec(id="2048", source="openspiel"), "is for 1 player, not 2"),
-        (EnvSpec(id="misere", source="openspiel"), "does not load: Missing parameter game"),
-        (EnvSpec(id="kuhn_poker(players=1)", source="openspiel"), r"players_ = 1, .* = 2; give"),
-        (EnvSpec(id="mfg_garnet", source="openspiel"), "mean-field"),
-        (EnvSpec(id="negotiation", source="openspiel"), "cannot follow a seed"),
-        (
-            EnvSpec(id="crossword", source="openspiel", num_players=1),
-            "cannot be played: crossword: view failed in turn 0: SpielError",
-        ),
-        (
-            EnvSpec(id="hex(board_size=1)", source="openspiel"),
-            "turn 1: ValueError: there is no action",
-        ),
-        (
-            EnvSpec(id="clobber(rows=1,columns=1)", source="openspiel"),
-            "there is no action to choose",
-        ),
+        (spiel("kun_poker"), "did you mean kuhn_poker"),
+        (spiel("kuhn_poker", 3), "is for 2 players, not 3"),
+        (spiel("2048"), "is for 1 player, not 2"),
+        (spiel("misere"), "does not load: Missing parameter game"),
+        (spiel("kuhn_poker(players=1)"), r"players_ = 1, .* = 2; give"),
+        (spiel("mfg_garnet"), "mean-field"),
+        (spiel("negotiation"), "cannot follow a seed"),
+        (spiel("crossword", 1), "cannot be played: crossword: view failed in turn 0: SpielError"),
+        (spiel("hex(board_size=1)"), "turn 1: ValueError: there is no action"),
+        (spiel("clobber(rows=1,columns=1)"), "there is no action to choose"),
         (
             EnvSpec(id="TicTacToe-v0", actions="numbers"),
             "actions=numbers is for games of OpenSpiel",
@@ -246,7 +232,7 @@ def test_what_cannot_be_played_is_refused_with_the_reason(env, message):
     ],
 )
 def test_actions_can_be_written_as_numbers(name, listed, board):
-    env = EnvSpec(id=name, source="openspiel", actions="numbers")
+    env = spiel(name, actions="numbers")
     game = OpenSpielGame(env, seed=3)
     view = game.view()
     assert f"Your available actions are: {listed}" in view.observation
@@ -261,8 +247,7 @@ def test_a_game_in_numbers_is_the_game_in_words(name):
     for seed in range(20):
         choose = random.Random(seed)
         games = [
-            OpenSpielGame(EnvSpec(id=name, source="openspiel", actions=actions), seed)
-            for actions in ("words", "numbers")
+            OpenSpielGame(spiel(name, actions=actions), seed) for actions in ("words", "numbers")
         ]
         while not games[0].done:
             views = [game.view() for game in games]
@@ -286,7 +271,7 @@ def test_players_see_boards_and_cards_where_the_information_state_is_numbers():
     }
     for name, expected in shown.items():
         players = 1 if name in ("blackjack", "solitaire") else 2
-        game = OpenSpielGame(EnvSpec(id=name, source="openspiel", num_players=players), 0)
+        game = OpenSpielGame(spiel(name, players), 0)
         if name in ("oshi_zumo", "coop_box_pushing", "battleship"):  # both move at once
             for action in (7, 3) if name == "oshi_zumo" else (0, 0):
                 game.step(game.view().legal_actions[action])
@@ -297,7 +282,7 @@ def test_players_see_boards_and_cards_where_the_information_state_is_numbers():
 def test_the_move_of_the_first_player_stays_hidden_from_the_second(name):
     views = set()
     for action in range(3):
-        game = OpenSpielGame(EnvSpec(id=name, source="openspiel"), 0)
+        game = OpenSpielGame(spiel(name), 0)
         game.step(game.view().legal_actions[action])
         views.add(game.view().observation)
     assert len(views) == 1

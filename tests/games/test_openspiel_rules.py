@@ -6,10 +6,10 @@ import re
 
 import pyspiel
 import pytest
+from tests.factories import random_views, spiel
 
 from rlforge.games.openspiel import OpenSpielGame
 from rlforge.games.openspiel_rules import introduction
-from rlforge.types import EnvSpec
 
 GAMES = {
     "kuhn_poker(players=3)": 3,
@@ -25,7 +25,7 @@ GAMES = {
 
 
 def new(name, seed=0, players=2):
-    return OpenSpielGame(EnvSpec(id=name, source="openspiel", num_players=players), seed)
+    return OpenSpielGame(spiel(name, players), seed)
 
 
 def told(name):
@@ -75,13 +75,10 @@ def test_a_player_reads_title_points_and_notation_of_any_game_before_the_state(n
 @pytest.mark.parametrize("name", GAMES)
 def test_the_points_of_finished_games_are_as_a_player_reads(name):
     for seed in range(30):
-        game, draw = new(name, seed, GAMES[name]), random.Random(seed)
-        text = game.view().observation
-        low, high, who = re.search(
-            r"You end the game with (\S+) to (\S+) points(.*)\.", text
-        ).groups()
-        while not game.done:
-            game.step(draw.choice(game.view().legal_actions))
+        game = new(name, seed, GAMES[name])
+        [text, *_] = [view.observation for view in random_views(game, seed)]
+        said = re.search(r"You end the game with (\S+) to (\S+) points(.*)\.", text)
+        low, high, who = said.groups()
         points = [*game.result().rewards.values()]
         assert all(float(low) <= each <= float(high) for each in points)
         if "opponent loses" in who or "add up to 0" in who:

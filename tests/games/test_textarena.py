@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import textarena
+from tests.factories import random_views
 from textarena.envs.registration import ENV_REGISTRY, register
 
 from rlforge.errors import ConfigError, GameError
@@ -24,13 +25,7 @@ DICE = EnvSpec(id="LiarsDice-v0-small-train")
 
 def transcript(game, seed):
     """Everything that is seen in a game of random legal play."""
-    rng = random.Random(seed)
-    seen = []
-    while not game.done:
-        view = game.view()
-        seen.append((view.player_id, view.observation))
-        game.step(rng.choice(view.legal_actions))
-    return seen, game.result()
+    return [(view.player_id, view.observation) for view in random_views(game, seed)], game.result()
 
 
 class Scripted(textarena.Env):

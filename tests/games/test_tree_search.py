@@ -10,7 +10,7 @@ import sys
 import pyspiel
 import pytest
 from open_spiel.python.algorithms import minimax
-from tests.factories import scripted_game
+from tests.factories import scripted_game, spiel
 
 from rlforge.errors import ConfigError
 from rlforge.games import tree_search
@@ -24,10 +24,6 @@ from rlforge.types import EnvSpec
 TTT = EnvSpec(id="TicTacToe-v0-train")
 TAK = EnvSpec(id="SimpleTak-v0-train")
 FOUR = EnvSpec(id="ConnectFour-v0-train")
-
-
-def spiel(name: str, players: int = 2) -> EnvSpec:
-    return EnvSpec(id=name, source="openspiel", num_players=players)
 
 
 def reward(env, names, seed):

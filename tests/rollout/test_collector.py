@@ -123,20 +123,6 @@ async def test_failed_games_are_recorded_and_replaced():
         assert learned_of(record, CollectorConfig()) == ([0, 1] if record.error is None else [])
 
 
-async def test_too_many_failures_in_a_row_end_the_run_with_their_cause():
-    class Broken(Table):
-        def __call__(self, spec: GameSpec) -> Answer:
-            self.broken[spec.game_id] = OUT
-            return super().__call__(spec)
-
-    ports = ListPorts([game(i) for i in range(4)])
-    with pytest.raises(RunError, match=r"5 games failed in a row.*the engine is out"):
-        await Collector(
-            CollectorConfig(num_train_workers=2), ports, Broken(), max_failures=5
-        ).train()
-    assert len(ports.records) >= 5
-
-
 @pytest.mark.parametrize(
     ("filtering", "trained", "forfeits", "learned"),
     [
@@ -305,6 +291,7 @@ async def test_a_first_prompt_that_does_not_fit_ends_the_run_with_its_message():
     ports = ListPorts([game(i) for i in range(4)])
     with pytest.raises(RunError, match=r"3 games failed in a row.*too long: engine.max_model_len"):
         await Collector(CollectorConfig(), ports, Models(most=5), max_failures=3).train()
+    assert len(ports.records) >= 3  # delivered first
 
 
 # ---------------------------------------------------------------- legal tokens

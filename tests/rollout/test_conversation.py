@@ -170,18 +170,6 @@ def test_the_oldest_turns_are_dropped_where_there_is_no_room():
     assert 1 <= continued.count(False) <= 3
 
 
-def test_messages_alone_need_no_tokenizer():
-    chat = Conversation(Prompter(None), CHAT)
-    first = chat.say(view("Move 0"))
-    chat.add(first, Completion(text="go"))
-    messages = chat.say(view("Move 0", "Move 1")).messages
-    assert [one["role"] for one in messages] == ["system", "user", "assistant", "user"]
-    assert messages[3]["content"] == "Move 1"
-    chat = Conversation(Prompter(None), CHAT)
-    chat.add(chat.say(view("Move 0")), Completion(text="go"))
-    assert "Move 0" in chat.say(view("Move 0")).messages[-1]["content"]
-
-
 lines = st.lists(st.text("ab", max_size=2), max_size=5).map("\n".join)
 texts = st.lists(lines, max_size=4).map("\n\n".join)
 

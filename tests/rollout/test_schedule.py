@@ -54,13 +54,6 @@ def test_exactly_the_seats_of_the_current_version_are_trained(mode, seed):
         assert mode != "mirror" or all(seat.trained for seat in spec.seats)
 
 
-def test_a_draw_of_the_current_version_is_self_play():
-    specs = make_scheduler("random").next_games(200)
-    both = [spec for spec in specs if len(learner_seats(spec)) == 2]
-    assert len(both) == pytest.approx(200 / 5, abs=20)
-    assert all(seat.trained for spec in both for seat in spec.seats)
-
-
 @given(st.integers(0, 2**31))
 @settings(max_examples=20)
 def test_the_learner_takes_every_seat_equally_often(seed):
@@ -83,13 +76,6 @@ def test_environments_are_drawn_by_weight():
     counts = Counter(spec.env_id for spec in make_scheduler(envs=envs).next_games(1000))
     assert counts["often"] / 1000 == pytest.approx(0.75, abs=0.05)
     assert counts["often"] + counts["seldom"] == 1000
-
-
-def test_game_ids_and_seeds_are_distinct():
-    specs = make_scheduler().next_games(500)
-    assert len({spec.game_id for spec in specs}) == 500
-    assert len({spec.seed for spec in specs}) == 500
-    assert all(spec.group_id is None and spec.group_size == 1 for spec in specs)
 
 
 def test_the_seed_decides_everything():
@@ -206,17 +192,6 @@ def test_the_games_of_a_collector_that_died_are_played_again():
     for spec in (again, second, last):
         under_way.end(game_record(spec))
     assert under_way.specs == []
-
-
-def test_a_game_that_ends_its_collector_twice_is_replaced_by_another():
-    under_way, seeds = GamesUnderWay(), []
-    [spec] = make_scheduler().next_games(1)
-    for _ in range(3):
-        under_way.begin("collector-0", [spec])
-        seeds.append(spec.seed)
-        under_way.lose("collector-0")
-        [spec] = under_way.take_lost(1)
-    assert seeds[0] == seeds[1] != seeds[2]
 
 
 def test_games_under_way_when_a_run_was_saved_are_played_again():
