@@ -42,6 +42,7 @@ class StoreConfig(Group):
     push_hour: Annotated[int, Range(0, 23)] = 2
 
     def clashes(self) -> Iterator[Problem]:
+        # A name without its owner would be created under the account that is logged in.
         if self.push is not None and len(self.push.split("/")) != 2:
             yield "push", "names a dataset of the hub: ORG/NAME"
 
@@ -209,6 +210,7 @@ class ContinuousConfig(PolicyConfig):
     def has_market(self) -> bool:
         """Whether agents trade in a market, to be trained or tested."""
         settings = self.continuous
+        # What is learned from a store is tested in the market of the configuration.
         tested = settings.compare_episodes > 0 or self.deployment.holdout_games > 0
         return settings.source == "market" or (settings.source == "store" and tested)
 
@@ -232,7 +234,7 @@ class ContinuousConfig(PolicyConfig):
     def windows_waited(self) -> int:
         """Windows that may end while one waits for outcomes or late decisions."""
         waited = self.window.grace_seconds
-        if waited is None:
+        if waited is None:  # the wait ends with the outcomes, after an episode at the latest
             nothing = self.windows_end_settled or self.window.completeness == 0
             waited = 0.0 if nothing else self.episode_s
         return math.ceil(waited / (self.window.minutes * 60))

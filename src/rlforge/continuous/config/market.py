@@ -93,11 +93,11 @@ class MarketConfig(Group):
         return {account: right for account, right in self.news.items() if right is not None}
 
     def clashes(self) -> Iterator[Problem]:
-        if self.max_lifetime < self.min_lifetime:
+        if self.max_lifetime < self.min_lifetime:  # lifetimes are drawn between them
             yield "max_lifetime", "is below min_lifetime"
-        if not self.predictions and not self.tickers:
+        if not self.predictions and not self.tickers:  # traders choose among offers
             yield "predictions", "leaves nothing to trade without market.tickers"
-        if self.stakes != sorted(self.stakes):
+        if self.stakes != sorted(self.stakes):  # the words 1, 2 and 3 mean small to large
             yield "stakes", "must rise from the smallest to the largest"
         # Less could buy no share after the fee.
         if self.stakes[0] * STARTING_BALANCE < 1:

@@ -42,7 +42,7 @@ class AbTestConfig(Group):
     undecided: Literal["keep", "promote"] = "keep"
 
     def clashes(self) -> Iterator[Problem]:
-        if self.shares != sorted(self.shares):
+        if self.shares != sorted(self.shares):  # a user with the new version keeps it
             yield "shares", "must rise from the smallest to the largest"
 
 
@@ -110,7 +110,7 @@ class ServeConfig(Group):
     drain_s: Positive = 30.0
 
     def clashes(self) -> Iterator[Problem]:
-        if not self.outcome_low < self.outcome_high:
+        if not self.outcome_low < self.outcome_high:  # equal ones leave no reward to report
             yield "outcome_low", f"must be below serve.outcome_high={self.outcome_high:g}"
 
 

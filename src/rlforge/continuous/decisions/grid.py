@@ -49,7 +49,7 @@ class WindowGrid:
     """
 
     def __init__(self, minutes: float) -> None:
-        self.seconds = round(minutes * 60)
+        self.seconds = round(minutes * 60)  # whole ones, as ids show no parts
 
     def id_of(self, timestamp: float) -> str:
         """The window that holds ``timestamp``; RlforgeError for a time outside the calendar."""

@@ -68,6 +68,7 @@ class DecisionReward:
         least, most = min(rewards), max(rewards)
         # Equal rewards may differ by rounding (0.1 + 0.2 and 0.3), which must not be scaled up.
         equal = most - least <= 1e-9 * max(1.0, abs(least), abs(most))
+        # fsum below: means of another order of the decisions are the same to the bit.
         if config.normalize == "minmax":
             if equal:
                 return [(LOW + HIGH) / 2] * len(rewards)

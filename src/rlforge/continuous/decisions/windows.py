@@ -90,7 +90,8 @@ def missing(
         reasons.append(f"{open_ones} of {decisions} decisions have no known outcome{share}")
     average, threshold = average_reward(activity), config.avg_reward_threshold
     accepted = any(agent.learns and agent.rewarded for agent in activity)
-    # Sums of the same rewards in another order differ by rounding.
+    # Sums of the same rewards in another order differ by rounding; a window without accepted
+    # answers is learned from, to make them acceptable.
     if threshold is not None and accepted and average < threshold - 1e-9:
         reasons.append(f"average reward {average:.4g} is below {threshold:g}")
     return tuple(reasons)

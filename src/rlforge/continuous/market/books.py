@@ -92,7 +92,7 @@ class Books:
     def end(
         self, agent: Agent, ticket: int, profit: int, invested: int, opened: int, what: str
     ) -> None:
-        """Settle the decision that bought or opened, at tick ``opened``, what has now ended."""
+        """Settle the decision that bought or opened at tick ``opened``, and note it."""
         agent.lifetime += profit
         self.settle(agent, ticket, profit, invested, opened)
         agent.notes.append(

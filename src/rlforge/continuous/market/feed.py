@@ -44,15 +44,7 @@ class Feed:
         about: str | None = None,
         stance: str | None = None,
     ) -> None:
-        """Publish a post.
-
-        Args:
-            author: An agent or a news account.
-            content: The text.
-            reply_to: Id of the post that this one is a comment on.
-            about: Market or ticker that a news account reports on.
-            stance: What it says of it.
-        """
+        """Publish a post. about, stance: the market or ticker, and the view of a news account."""
         self._count += 1
         replied = self._by_id[reply_to]["userId"] if reply_to is not None else None
         post: dict[str, Any] = {

@@ -29,8 +29,8 @@ from rlforge.types import EndReason, EnvSpec
 class MarketGame(TurnGame):
     """One episode. A seat's reward is tanh(profit / starting balance).
 
-    A game that is cut scores holdings at current prices. A player that ended it by too many invalid
-    answers gets -1. Raises ``ConfigError`` for an unknown preset.
+    A player that ended it by too many invalid answers gets -1. Raises ``ConfigError`` for an
+    unknown preset.
     """
 
     def __init__(self, env: EnvSpec, seed: int) -> None:
@@ -124,7 +124,7 @@ class MarketGame(TurnGame):
         for player, name in enumerate(self._names):
             if reason == "finished":  # then balances have been reset
                 profit = self._world.episode_profits(name)[-1]
-            else:
+            else:  # a game that is cut scores holdings at current prices
                 profit = self._world.worth(name) - STARTING_BALANCE
             rewards[player] = -1.0 if player == invalid_by else math.tanh(profit / STARTING_BALANCE)
         self._finish(rewards, reason, invalid_by)

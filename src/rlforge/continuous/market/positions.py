@@ -95,17 +95,14 @@ class PerpDesk:
         )
 
     def fund(self) -> None:
-        """One funding payment: longs pay shorts if the mark is above the index, else the reverse.
-
-        A payer pays at most its margin. Receivers share the amount collected; the vault, which
-        holds the opposite of the net open interest, keeps the rest.
-        """
+        """Let the crowded side pay the other: longs, if the mark is above the index."""
         for ticker, perpetual in self._books.perpetuals.items():
             rate = perpetual.funding_rate()
             held = [perp for _, perp in self._all() if perp.ticker == ticker]
             collected = 0
             for perp in held:
                 if perp.sign * rate > 0:
+                    # No more than its margin: it is liquidated next.
                     paid = min(perp.margin, portion(perp.size, abs(rate)))
                     perp.margin -= paid
                     collected += paid
@@ -118,6 +115,7 @@ class PerpDesk:
                     perp.margin += part
                     collected -= part
                     total -= due[perp.id]
+            # The vault holds the opposite of the net open interest, so that the rest is its.
             self._books.vault += collected
 
     def liquidate(self) -> None:

@@ -38,7 +38,8 @@ def lmsr_shares(liquidity: float, own: float, other: float, amount: float) -> fl
     With z = amount / b and d = (other − own) / b this is b ln(e^z + e^d (e^z − 1)).
     """
     z, d = amount / liquidity, (other - own) / liquidity
-    # ln(e^z - 1) without overflow for large z and without loss of precision for small z.
+    # ln(e^z - 1) without overflow for large z and without loss of precision for small z; likewise
+    # the sum, whose larger exponent is factored out.
     first, second = z, d + z + math.log(-math.expm1(-z))
     most = max(first, second)
     return liquidity * (most + math.log1p(math.exp(min(first, second) - most)))

@@ -84,6 +84,7 @@ class ShareDesk:
         if received <= 0:
             raise ActionError(f"{shares:g} shares of {position_id} would bring nothing")
         market.trade(lot.outcome, -units, -gross)
+        # The fee goes from what the pool pays, so that the pool stays at the scoring rule.
         self._books.fees += gross - received
         agent.balance += received
         basis = lot.basis * units // lot.units

@@ -94,7 +94,7 @@ class AgentPrompter:
         """The prompt of an agent that sees ``state``."""
         focus = self._compact.focus(state)
         board, most = self._compact.text(state, focus), self._most
-        while True:
+        while True:  # with less of the state each time, until it fits
             prose = prompt(state, most) if self._prose else ""
             view = View(player_id=0, observation=prose, board=board)
             if self._prose is None:

@@ -48,7 +48,7 @@ class LocalJudge:
         self._model = model
         self._encoder = Encoder(model.tokenizer)
         self._params = SamplingParams(
-            temperature=config.sampling_temperature or 0.0,
+            temperature=config.sampling_temperature or 0.0,  # greedy, so that scores repeat
             max_tokens=config.max_answer_tokens,
             stop_token_ids=model.stop_token_ids,
         )

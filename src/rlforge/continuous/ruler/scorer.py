@@ -94,4 +94,4 @@ class RULERScorer:
         try:
             return await self._scorer.score(decisions)
         finally:
-            await self._scorer.close()  # connections belong to one event loop
+            await self._scorer.close()  # connections belong to the event loop of one call
