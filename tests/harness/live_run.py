@@ -16,6 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rlforge.record.digests import FILE, broken_at
+from rlforge.record.files import read_jsonl
+
 RUN = Path("run")
 RLFORGE = [sys.executable, "-m", "rlforge"]
 _SETTINGS = (
@@ -101,6 +104,13 @@ def rows(name: str) -> list[dict[str, Any]]:
     """The lines of a JSONL file of the run; none before the file exists."""
     path = RUN / name
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def digests(run_dir: Path = RUN) -> list[dict[str, Any]]:
+    """Digests of a run after those of what computed, which follow from each other."""
+    lines = read_jsonl(run_dir / FILE)
+    assert broken_at(lines) is None
+    return lines[1:]
 
 
 def actor_pids(name: str) -> list[int]:

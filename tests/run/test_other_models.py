@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from tests.factories import causal_folder
+from tests.harness import live_run
 from tests.harness.in_process import rlforge_here, use_actors_in_process
 from tests.harness.live_run import strict_arguments
 
 from rlforge.errors import RunError
 from rlforge.lab.verify.check import verify
-from rlforge.record.digests import FILE, broken_at, digest_of
+from rlforge.record.digests import digest_of
 from rlforge.record.files import read_json, read_jsonl
 from rlforge.record.game_files import read_games
 
@@ -52,10 +53,8 @@ def run(arguments: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def digests(run_dir: Path) -> dict[int, Any]:
-    """Of weights, games and ratings after each update."""
-    lines = read_jsonl(run_dir / FILE)
-    assert broken_at(lines) is None
-    names = ("policy", "games", "pool")
+    """Digests of weights, games and ratings after each update."""
+    names, lines = ("policy", "games", "pool"), live_run.digests(run_dir)
     return {line["step"]: [line[name] for name in names] for line in lines if "policy" in line}
 
 

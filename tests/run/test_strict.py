@@ -12,17 +12,9 @@ from typing import Any
 import psutil
 import pytest
 from tests.harness.in_process import rlforge_here
-from tests.harness.live_run import actor_pids, rows, run, start, strict_arguments, wait_for
+from tests.harness.live_run import actor_pids, digests, rows, run, start, strict_arguments, wait_for
 
-from rlforge.record.digests import FILE, broken_at
-from rlforge.record.files import read_jsonl
 from rlforge.record.game_files import read_games
-
-
-def digests(run_dir: Path = Path("run")) -> list[dict[str, Any]]:
-    lines = read_jsonl(run_dir / FILE)
-    assert broken_at(lines) is None
-    return lines[1:]  # the first says what computed
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlforge.learner.batching import Row
+from rlforge.learner.batching import Row, rows_of
 from rlforge.models.last_layer import EXACT, evaluating, trial_tokens
 from rlforge.types import value
 
@@ -75,11 +75,8 @@ def last_bits(model: Any, dtype: torch.dtype) -> Iterator[None]:
 def _rows(vocab_size: int) -> tuple[Row, ...]:
     tokens = trial_tokens(vocab_size, 1 + max(max(text) for text in _TEXTS)).tolist()
     texts = [tuple(tokens[number] for number in text) for text in _TEXTS]
-    rows, start = [], 0
     # Sorted, as the prefix tree of packed rows needs.
-    for index, text in enumerate(sorted(texts)):
-        rows.append(Row(sample=index, prompt=text[:1], answer=text[1:], start=start))
-        start += len(text) - 1
+    rows, _ = rows_of((text[:1], text[1:]) for text in sorted(texts))
     return tuple(rows)
 
 
