@@ -152,6 +152,7 @@ def deployments(state: StateDir = None, url: Url = None, json_file: JsonFile = N
         # The file can be read while a service runs.
         rows, trial = [deployment.to_json() for deployment in read_history(folder)], None
     if not rows:
+        # A folder that was named must be there; that of the default need not.
         if state is not None and not folder.is_dir():
             raise ConfigError(f"there is no folder {folder}; name that of a service with --state")
         typer.echo(f"{folder}/ holds no deployments yet; start a service: rlforge serve RUN")

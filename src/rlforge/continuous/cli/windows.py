@@ -128,6 +128,7 @@ def list_windows(
         typer.echo(f"{reader.root} holds no decisions yet")
         return
     now = _now(where, reader, config)
+    # Brief: without prompts and answers, which are most of a store.
     table = _list_table(windows.get(window_id, now, brief=True) for window_id in ids[-last:])
     Console(width=max(Console().width, _LEAST_WIDTH)).print(table)
     if len(ids) > last:
@@ -246,6 +247,7 @@ def export_windows(
     # Before the work of the export.
     check_push(push, public=public)
     rows = export_dataset(reader, folder, window or None, _run_of(where))
+    # Scripts read the folder from the last line.
     typer.echo(f"{rows:,} decisions", err=True)
     if push is not None:
         push_folder(folder, push, f"{rows:,} decisions", public=public, say=say, kind="dataset")
@@ -420,6 +422,7 @@ def _decision_table(decision: Decision, scored: Mapping[str, Any], *, full: bool
         rows.append(("saw", text(situation(decision))))
     if decision.metadata.reasoning:
         rows.append(("answer", text(decision.metadata.reasoning)))
+    # An empty line is between two decisions.
     rows.append(("", ""))
     return facts(rows)
 

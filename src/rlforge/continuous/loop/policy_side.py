@@ -101,6 +101,7 @@ async def policy_side(context: RunContext[ContinuousConfig]) -> AsyncIterator[Po
     metrics = Metrics()
     checks, trials, prompter = _tests(config, context.run_dir, engine, tokenizer, params)
     async with contextlib.AsyncExitStack() as stack:
+        # It is closed after the service, whose changes may still use it.
         stack.push_async_callback(engine.close)
         service = await DeploymentService.open(
             context.run_dir / STATE_DIR,

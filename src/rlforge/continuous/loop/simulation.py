@@ -118,6 +118,7 @@ class WallClockDriver(Driver):
     ) -> None:
         super().__init__(stop)
         self._population, self._clock, self._tick_s = population, clock, tick_s
+        # Within a tick the market is in no state that a run could go on from.
         self._between_ticks = asyncio.Lock()
         self._ticking: asyncio.Task[None] | None = None
 

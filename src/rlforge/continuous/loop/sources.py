@@ -181,6 +181,7 @@ async def _market(run: _Recording) -> AsyncIterator[Source]:
         driver = WallClockDriver(population, clock, config.market.tick_minutes * 60, run.stop)
 
     def following(done: str | None) -> str | None:
+        # Simulated time does not pass while no process runs.
         if simulated and done is not None:
             return windows.grid.after(done)
         return next_by_clock(windows, driver.now(), done)

@@ -199,11 +199,13 @@ class ContinuousTrainer:
         row = self._row(work, window, scorer, trained, deployed)
         row |= await self._context.actors.custom_scalars()
         update = None if trained is None else dict(trained.metrics)
+        # All decisions are hashed, and agents are served meanwhile.
         line = await asyncio.to_thread(_digests, window, scores, trained)
         # Before "done": a run that dies in between drops the line when it is resumed.
         parts.digests.append(work.number, line)
         parts.journal.reach(work, "done", window=row, update=update)
         self._context.actors.tracker.log_window.remote(row, update)
+        # Else the report would show decisions that are deleted.
         keep_first = self._config.store.keep_windows is None
         keep_samples(self._context.run_dir, window, scores, first=keep_first)
         # A trial or a rollback may need versions that do not serve now.

@@ -106,6 +106,7 @@ def agent_problems(composed: Composed[PolicyConfig], market: MarketConfig, agent
     """Models that cannot be asked about markets, and prompts about other games."""
     found = [*reader_problems(composed, "model.kind", "market", "markets")]
     yield from found
+    # The checks below ask a model that knows the words of markets.
     if found:
         return
     config = composed.config
@@ -188,6 +189,7 @@ def _market_problems(composed: Composed[ContinuousConfig], config: ContinuousCon
     yield from _start_problems(composed, config)
     grace = window.grace_seconds
     short = grace is not None and not config.windows_end_settled and grace < config.episode_s
+    # With less, late outcomes make a window smaller, and no more.
     if short and window.completeness == 1 and window.mode == "windowed":
         yield composed.error(
             "window.grace_seconds",

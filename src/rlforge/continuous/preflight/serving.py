@@ -33,6 +33,7 @@ def _service_problems(composed: Composed[ServingConfig], *, keys: bool, games: b
         found = collected(opponent_problems(composed, key, opponent, eval_envs(config)))
         # An opponent that is none cannot be checked further.
         yield from found or other_problems(config)
+    # During a trial two are served.
     needed = 3 if config.deployment.strategy == "ab_test" else 2
     if config.engine.max_loras < needed:
         yield composed.error(
