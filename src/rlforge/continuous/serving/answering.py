@@ -99,10 +99,7 @@ class Answering:
         limits = self.limits
         named, prompt = self.model(request.model), self._prompt(request)
         given: dict[str, Any] = {
-            "temperature": request.temperature,
-            "top_p": request.top_p,
-            "top_k": request.top_k,
-            "min_p": request.min_p,
+            **request.model_dump(include={"temperature", "top_p", "top_k", "min_p"}),
             "max_tokens": request.limit(),
             # A request that is repeated because its engine died must draw the same tokens.
             "seed": secrets.randbits(63) if request.seed is None else request.seed,

@@ -43,17 +43,15 @@ def running_at(state_dir: Path) -> str | None:
             f"{state_dir}: no service was ever started here; start one with rlforge serve, or name "
             "its folder with --state or its address with --url"
         )
-    lock = RunLock(state_dir)
     try:
-        lock.acquire()
+        with RunLock(state_dir):
+            return None
     # A service holds the lock while it runs.
     except RunError as owned:
         try:
             return str(json.loads((state_dir / ADDRESS_FILE).read_text())["url"])
         except (OSError, ValueError, KeyError) as error:
             raise DeploymentError(f"{owned}; it does not answer requests yet") from error
-    lock.release()
-    return None
 
 
 class AdminClient:

@@ -102,17 +102,10 @@ class Message(_Strict):
             "content": text,
         }
         if self.tool_calls:
-            said["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {
-                        "name": call.function.name,
-                        "arguments": from_json(call.function.arguments),
-                    },
-                }
-                for call in self.tool_calls
-            ]
+            said["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+            for call in said["tool_calls"]:
+                # Templates write them as the model does.
+                call["function"]["arguments"] = from_json(call["function"]["arguments"])
         if self.role == "tool":
             given = {"name": self.name, "tool_call_id": self.tool_call_id}
             said |= {key: each for key, each in given.items() if each is not None}
