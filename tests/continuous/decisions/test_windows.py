@@ -70,15 +70,10 @@ def test_rolling_batches_are_the_newest_complete_decisions(store, make):
     store.append([make(66, "open"), make.whole(130, "after")])
     config = WindowConfig(mode="rolling", rolling_decisions=20, min_agents=2)
     batch = Windows(store, config).batch(ELEVEN_ID)
-    assert batch.id == ELEVEN_ID
-    assert len(batch.decisions) == 20
+    assert (batch.id, batch.ready, len(batch.decisions)) == (ELEVEN_ID, True, 20)
     assert {d.window_id for d in batch.decisions} == {TEN_ID, ELEVEN_ID}
     assert not {"open", "after"} & set(batch.agents)
     assert (batch.start_time, batch.end_time) == (batch.decisions[0].timestamp, TEN + 2 * HOUR)
-    assert batch.ready
-
-
-def test_a_rolling_batch_that_is_too_small_says_so(store):
     windows = Windows(store, WindowConfig(mode="rolling", rolling_decisions=26))
     assert windows.batch(ELEVEN_ID).reasons == ("25 of 26 complete decisions are there",)
     assert windows.batch("2024-11-13-09:00").reasons == (
@@ -123,19 +118,13 @@ def test_scripted_traders_do_not_count_and_refused_answers_are_no_obstacle(make)
     assert reasons(window(make, metadata=scripted), avg_reward_threshold=None) == (
         "0 of 3 learning agents have 5 decisions and 5 actions",
     )
-    refused = {"type": "BUY_SHARES", "problem": "no money is left"}
-    model = window(make, reward=0.3125) + window(make, each=9, reward=-1.0, action=refused)
-    poor = [make.whole(20 + i, "noise-1", metadata=scripted, reward=-0.875) for i in range(9)]
-    assert reasons([*model, *poor]) == ()
-
-
-@pytest.mark.parametrize("answers", [0, 1])
-def test_a_model_that_is_mostly_refused_is_ready_to_be_corrected(make, answers):
-    """An answer without an action is a NO_OP with a problem."""
+    # An answer without an action is a NO_OP with a problem.
     silent = {"type": "NO_OP", "problem": "Your answer held no JSON action."}
-    decisions = window(make, each=10 - answers, reward=-1.0, action=silent)
-    decisions += window(make, each=answers, reward=0.5)
-    assert reasons(decisions, avg_reward_threshold=0.3) == ()
+    poor = [make.whole(20 + i, "noise-1", metadata=scripted, reward=-0.875) for i in range(9)]
+    for answers in (0, 1, 5):
+        model = window(make, each=10 - answers, reward=-1.0, action=silent)
+        model += window(make, each=answers, reward=0.3125)
+        assert reasons([*model, *poor], avg_reward_threshold=0.3) == ()
 
 
 def test_rewards_outside_of_the_bounds_are_left_out(store, make, caplog):

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from rlforge.continuous.market import actions
+from rlforge.continuous.market.predictions import OTHER
 
 B = 100_000  # cents of market.liquidity = 1000
 
@@ -16,10 +17,6 @@ def buy(world, agent, amount, outcome="YES", market="market-1"):
 
 def sell(world, agent, shares, position="position-1"):
     return world.decide(agent, {"type": "SELL_SHARES", "positionId": position, "shares": shares})
-
-
-def truth(world, market="market-1"):
-    return world.books.predictions[market].truth
 
 
 def test_an_amount_buys_shares_at_the_scoring_rule_after_the_fee(make_world):
@@ -50,9 +47,8 @@ def test_buying_and_selling_at_once_loses_the_fees_and_no_more_than_a_rounding(m
 
 def test_the_right_answer_pays_one_dollar_a_share_and_the_wrong_one_nothing(make_world, ticked):
     world = make_world()
-    right = truth(world)
-    wrong = "NO" if right == "YES" else "YES"
-    won, lost = buy(world, "ann", 100.0, right), buy(world, "bob", 50.0, wrong)
+    right = world.books.predictions["market-1"].truth
+    won, lost = buy(world, "ann", 100.0, right), buy(world, "bob", 50.0, OTHER[right])
     shares = world.state("ann")["portfolio"]["positions"][0]["shares"]
     settled = ticked(world, 5)
     assert settled[won.ticket].pnl == pytest.approx(shares - 100)
@@ -70,10 +66,9 @@ def test_the_right_answer_pays_one_dollar_a_share_and_the_wrong_one_nothing(make
 
 def test_selling_is_compared_with_the_final_worth_of_the_shares(make_world, ticked):
     world = make_world()
-    right = truth(world)
-    wrong = "NO" if right == "YES" else "YES"
+    right = world.books.predictions["market-1"].truth
     buy(world, "ann", 100.0, right)
-    buy(world, "bob", 100.0, wrong)
+    buy(world, "bob", 100.0, OTHER[right])
     regretted, relieved = sell(world, "ann", 50.0), sell(world, "bob", 50.0, "position-2")
     received = world.state("ann")["portfolio"]["balance"] - 900
     settled = ticked(world, 5)

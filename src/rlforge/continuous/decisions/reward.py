@@ -34,8 +34,6 @@ class DecisionReward:
         >>> result = Result(pnl=10.0, investment=100.0, hold_time_minutes=30.0, win_rate=0.6)
         >>> round(reward(result).reward, 3)  # 0.5 * 0.1 + 0.2 * 1 + 0.3 * 0.6
         0.43
-        >>> DecisionReward(DecisionRewardConfig(normalize="center")).normalize([0.25, 0.5, 0.75])
-        [-0.25, 0.0, 0.25]
     """
 
     def __init__(self, config: DecisionRewardConfig) -> None:
@@ -94,12 +92,7 @@ class DecisionReward:
 
 
 def returns_to_go(agents: Sequence[str], rewards: Sequence[float], gamma: float) -> list[float]:
-    """The returns of decisions in order of time: Σᵢ γⁱ rᵢ over the agent's rewards from there.
-
-    Example:
-        >>> returns_to_go(["ann", "bob", "ann"], [1.0, 5.0, 2.0], gamma=0.5)
-        [2.0, 5.0, 2.0]
-    """
+    """The returns of decisions in order of time: Σᵢ γⁱ rᵢ over the agent's rewards from there."""
     later: dict[str, float] = {}
     found = []
     for agent, reward in zip(reversed(agents), reversed(rewards), strict=True):

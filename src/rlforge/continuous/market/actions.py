@@ -37,14 +37,7 @@ FIELDS: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
 
 
 def check_form(action: Any) -> Json:
-    """``action``, if it has a known type and the fields of that type. Raises ``ActionError``.
-
-    Lone surrogates are replaced.
-
-    Example:
-        >>> check_form({"type": "FOLLOW_USER", "userId": "wire", "confidence": 0.7})
-        {'type': 'FOLLOW_USER', 'userId': 'wire', 'confidence': 0.7}
-    """
+    """``action``, if it has a known type and the fields of that type. Raises ``ActionError``."""
     if not isinstance(action, Mapping):
         raise ActionError('an action is a JSON object such as {"type": "NO_OP"}')
     kind = action.get("type")
@@ -65,6 +58,7 @@ def check_form(action: Any) -> Json:
             shown = repr(action[name])
             shown = shown if len(shown) <= 40 else f"{shown[:40]}…"
             raise ActionError(f"{kind}.{name} must be {want}, not {shown}")
+    # Models send lone surrogates, which no file can hold.
     return {
         name: writable(given) if isinstance(given, str) else given for name, given in action.items()
     }

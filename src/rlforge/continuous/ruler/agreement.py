@@ -34,12 +34,7 @@ class Agreement:
 
 
 def agreement(scores: Sequence[float | None], truths: Sequence[float | None]) -> Agreement:
-    """The agreement over the items with a score and a truth.
-
-    Example:
-        >>> agreement([0.9, 0.1, None], [2.0, 1.0, 3.0]).kendall_tau
-        1.0
-    """
+    """The agreement over the items with a score and a truth."""
     known = [
         (score, truth)
         for score, truth in zip(scores, truths, strict=True)

@@ -34,11 +34,6 @@ def generate_pairs(
     """Pairs of positions whose rewards are finite and differ by more than ``margin``.
 
     Where there are more than ``max_pairs``, these are drawn uniformly without repeats.
-
-    Example:
-        >>> pairs = generate_pairs([0.1, None, 0.9], margin=0.0, max_pairs=10, seed=0)
-        >>> pairs.better.tolist(), pairs.worse.tolist()
-        ([2], [0])
     """
     known = np.array(
         [i for i, r in enumerate(rewards) if r is not None and np.isfinite(r)], dtype=np.intp
