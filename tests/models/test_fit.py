@@ -67,14 +67,14 @@ def _check(path: Path, model: ModelConfig) -> list[str]:
 
 
 def _describe(path: Path, **changed: Any) -> None:
-    file = path / "adapter_config.json"
+    file = path / CONFIG
     file.write_text(json.dumps(json.loads(file.read_text()) | changed))
 
 
 def _weigh(path: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    weights = load_file(path / "adapter_model.safetensors")
+    weights = load_file(path / WEIGHTS)
     change(weights)
-    save_file(weights, path / "adapter_model.safetensors")
+    save_file(weights, path / WEIGHTS)
 
 
 @pytest.mark.parametrize(
@@ -118,13 +118,20 @@ def test_an_adapter_of_another_base_is_refused_by_name_and_by_shape(model, adapt
         _check(adapter(model=_llama(num_hidden_layers=3)), model)
 
 
+def _shorten(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda p: (p / "adapter_config.json").unlink(), r"adapter_config\.json is missing"),
-        (lambda p: (p / "adapter_config.json").write_text("{"), r"config\.json cannot be read"),
-        (lambda p: (p / "adapter_config.json").write_text("[]"), r"is not a JSON object"),
-        (lambda p: (p / "adapter_config.json").write_text("{}"), r"describes no adapter of PEFT"),
+        (lambda p: (p / CONFIG).unlink(), r"adapter_config\.json is missing"),
+        (lambda p: (p / CONFIG).write_text("{"), r"config\.json cannot be read"),
+        (lambda p: (p / CONFIG).write_text("[]"), r"is not a JSON object"),
+        (lambda p: (p / CONFIG).write_text("{}"), r"describes no adapter of PEFT"),
         (lambda p: _describe(p, r=0), r"describes no adapter of PEFT"),
         (lambda p: _describe(p, r=7), r"does not fit.* is \(4, 24\), and.*\(7, 24\)"),
         (lambda p: _describe(p, target_modules=["query"]), r"does not fit the model: Target mod"),
@@ -132,13 +139,8 @@ def test_an_adapter_of_another_base_is_refused_by_name_and_by_shape(model, adapt
             lambda p: _describe(p, target_modules=["q_proj", "down_proj", "k_proj"]),
             r"it lacks \S*model\.layers\.0\.self_attn\.k_proj",
         ),
-        (lambda p: (p / "adapter_model.safetensors").unlink(), r"safetensors is missing"),
-        (
-            lambda p: (p / "adapter_model.safetensors").write_bytes(
-                (p / "adapter_model.safetensors").read_bytes()[:-1]
-            ),
-            r"adapter_model\.safetensors is damaged or truncated",
-        ),
+        (lambda p: (p / WEIGHTS).unlink(), r"safetensors is missing"),
+        (lambda p: _shorten(p / WEIGHTS), r"adapter_model\.safetensors is damaged or truncated"),
         (
             lambda p: _weigh(p, lambda weights: weights.pop(max(weights))),
             r"it lacks \S*model\.layers\.1\.self_attn\.q_proj",
@@ -175,8 +177,7 @@ def test_incomplete_full_weights_are_refused(model, tmp_path, size):
     _llama(hidden_size=32).save_pretrained(path, max_shard_size=size)
     check_model_fits(path, model)
     shard = max(path.glob("*.safetensors"))
-    whole = shard.read_bytes()
-    shard.write_bytes(whole[:-1])
+    _shorten(shard)
     with pytest.raises(ConfigError, match=rf"{shard.name} is damaged or truncated"):
         check_model_fits(path, model)
     shard.unlink()
@@ -299,7 +300,7 @@ def test_training_refuses_a_missing_or_damaged_initial_adapter(model, adapter, t
     with pytest.raises(ConfigError, match=r"learner\.initial_adapter=.*nowhere: no adapter there"):
         check_initial_adapter(tmp_path / "nowhere", _training(model), "small")
     path = adapter()
-    (path / "adapter_config.json").write_text("{")
+    (path / CONFIG).write_text("{")
     with pytest.raises(ConfigError, match=r"adapter_config\.json cannot be read"):
         check_initial_adapter(path, _training(model), "small")
 

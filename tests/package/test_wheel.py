@@ -95,15 +95,12 @@ def test_the_wheel_has_the_version_of_the_sources(wheel, metadata):
     assert metadata["Version"] == rlforge.__version__
 
 
-def test_the_wheel_holds_all_that_the_sources_read(files):
+def test_the_wheel_holds_all_that_the_sources_read_and_nothing_else(files):
     options = [f"rlforge/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")]
     modules = [str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")]
     assert len(options) > 50
     needed = {*options, *modules, "rlforge/py.typed", "rlforge/show/report/style.css"}
     assert needed - set(files) == set()
-
-
-def test_the_wheel_holds_nothing_else(files):
     assert {name.split("/")[0].partition("-")[0] for name in files} == {"rlforge"}
     assert [name for name in files if "__pycache__" in name or "/tests/" in name] == []
 
@@ -118,7 +115,7 @@ def test_the_metadata_names_authors_licence_and_places(metadata):
     assert "Typing :: Typed" in metadata.get_all("Classifier")
 
 
-def test_links_of_the_long_description_are_absolute(metadata):
+def test_links_of_the_long_description_are_absolute_and_lead_to_files(metadata):
     text = metadata.get_payload()
     assert isinstance(text, str)
     assert metadata["Description-Content-Type"].startswith("text/markdown")
@@ -127,10 +124,6 @@ def test_links_of_the_long_description_are_absolute(metadata):
     )
     assert len(links) > 5
     assert [link for link in links if not re.match(r"https://|#", link)] == []
-
-
-def test_absolute_links_lead_to_files_of_the_repository(metadata):
-    text = str(metadata.get_payload())
     places = re.findall(
         r"github(?:usercontent)?\.com/rlforge/rlforge/(?:blob/)?main/([^)#\s\"]+)", text
     )

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from safetensors import SafetensorError
@@ -40,10 +41,8 @@ def test_a_checkpoint_holds_its_files_and_lists_them(tmp_path):
     )
     assert path == tmp_path / "checkpoints" / "step-3"
     assert (path / "weights").read_bytes() == b"abc"
-    manifest = read_manifest(path)
-    assert (
-        manifest.meta == json.loads((path / "manifest.json").read_text())["meta"] == {"version": 3}
-    )
+    manifest, written = read_manifest(path), json.loads((path / "manifest.json").read_text())
+    assert manifest.meta == written["meta"] == {"version": 3}
     assert manifest.files.keys() == {"weights", "sub/more"}
     assert manifest.files["weights"].size == 3
     assert manifest.files["weights"].sha256 == (
@@ -136,12 +135,8 @@ def test_an_extension_cut_short_leaves_the_checkpoint_valid_and_may_be_repeated(
 ):
     """Interrupted between the files and the manifest, the latest possible moment."""
     path = write_checkpoint(tmp_path, "step-1", fill(a=b"x"), {})
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write_manifest", killed)
+        patch.setattr(checkpoint, "_write_manifest", mock.Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             extend_checkpoint(path, fill(state__optimizer=b"half"))
 
@@ -243,10 +238,8 @@ def test_a_full_disk_says_how_much_is_free_and_needed_and_harms_nothing(tmp_path
 
 
 def test_a_full_disk_at_the_manifest_is_explained_too(tmp_path, monkeypatch):
-    def no_space(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Path, "write_text", no_space)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(Path, "write_text", mock.Mock(side_effect=full))
     with pytest.raises(CheckpointError, match=r"no space on disk .*free, which is not enough"):
         write_checkpoint(tmp_path, "step-1", fill(a=b"x"), {})
     assert list(tmp_path.iterdir()) == []

@@ -121,29 +121,26 @@ def test_auto_is_cuda_where_there_is_a_gpu():
             hardware.resolve_device(HardwareConfig(**profile), 0)
 
 
+CHOSEN = {"learner_gpus": 1.0, "engine_gpus": 0.25, "num_gpus": 4}
+
+
 @pytest.mark.parametrize(
-    ("gpus", "engines", "learners", "shares"),
+    ("fields", "engines", "learners", "shares"),
     [
-        (1, 1, 1, (0.5, 0.5)),
-        (2, 1, 1, (1.0, 1.0)),
-        (2, 3, 1, (0.5, 0.5)),
-        (3, 3, 1, (0.5, 0.5)),
-        (4, 3, 1, (1.0, 1.0)),
-        (4, 2, 3, (1.0, 0.5)),
-        (4, 3, 2, (1.0, 0.5)),
+        ({"num_gpus": 1}, 1, 1, (0.5, 0.5)),
+        ({"num_gpus": 2}, 1, 1, (1.0, 1.0)),
+        ({"num_gpus": 2}, 3, 1, (0.5, 0.5)),
+        ({"num_gpus": 3}, 3, 1, (0.5, 0.5)),
+        ({"num_gpus": 4}, 3, 1, (1.0, 1.0)),
+        ({"num_gpus": 4}, 2, 3, (1.0, 0.5)),
+        ({"num_gpus": 4}, 3, 2, (1.0, 0.5)),
+        (CHOSEN, 2, 1, (1.0, 0.25)),
+        (CHOSEN | {"device": "cpu"}, 2, 1, (0.0, 0.0)),
     ],
 )
-def test_gpus_are_shared_only_where_there_are_too_few(gpus, engines, learners, shares):
-    assert (
-        hardware.resolve_gpus(HardwareConfig(device="cuda", num_gpus=gpus), engines, learners)
-        == shares
-    )
-
-
-def test_gpus_of_the_profile_are_kept_and_a_cpu_has_none():
-    chosen = {"learner_gpus": 1.0, "engine_gpus": 0.25, "num_gpus": 4}
-    assert hardware.resolve_gpus(HardwareConfig(device="cuda", **chosen), 2, 1) == (1.0, 0.25)
-    assert hardware.resolve_gpus(HardwareConfig(device="cpu", **chosen), 2, 1) == (0.0, 0.0)
+def test_gpus_are_shared_only_where_there_are_too_few(fields, engines, learners, shares):
+    config = HardwareConfig(**{"device": "cuda"} | fields)
+    assert hardware.resolve_gpus(config, engines, learners) == shares
 
 
 @pytest.mark.parametrize(
@@ -192,16 +189,12 @@ def test_with_alternate_engines_and_learner_share_one_gpu():
     assert resolved.num_gpus == 1
     assert (resolved.learner_gpus, resolved.engine_gpus) == (0.25, 0.25)
     server = hardware.Machine(cpus=8, gpus=4)
+    whole = {"learner_gpus": 1, "engine_gpus": 1}
     for changes, learners, message in (
         ({}, 2, r"learner\.num_learners=2; switch it off"),
         ({"ray_address": "auto"}, 1, r"ray_address=auto may place.*switch it off"),
-        (
-            {"learner_gpus": 1, "engine_gpus": 1},
-            1,
-            "wants 2 GPUs.*is for one; lower.*alternate off",
-        ),
+        (whole, 1, "wants 2 GPUs.*is for one; lower.*alternate off"),
     ):
+        config = HardwareConfig(alternate=True, **changes)
         with pytest.raises(ConfigError, match=message):
-            hardware.resolve_hardware(
-                HardwareConfig(alternate=True, **changes), server, 1, num_learners=learners
-            )
+            hardware.resolve_hardware(config, server, 1, num_learners=learners)

@@ -1,10 +1,7 @@
 """Admin calls to a service, and to what is none."""
 
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
 import pytest
+from tests.harness.hub import Answers, served
 
 from rlforge.continuous.serving.client import AdminClient, state_folder
 from rlforge.continuous.serving.tokens import ADMIN_VARIABLE
@@ -16,21 +13,12 @@ def answering(monkeypatch):
     """The address of a server with one answer to all, which is set by its attribute."""
     monkeypatch.setenv(ADMIN_VARIABLE, "token")
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            body = json.dumps(self.server.answer).encode()
-            self.send_response(404)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    class Handler(Answers):
+        def do_GET(self):  # noqa: N802 - a name of the library
+            self.answer(404, self.server.answer)
 
-        def log_message(self, *arguments):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with served(Handler) as server:
         yield server
-        server.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -38,7 +26,7 @@ def answering(monkeypatch):
 )
 def test_a_server_that_is_no_service_is_said_to_be_none(answering, answer, tmp_path):
     answering.answer = answer
-    client = AdminClient(f"http://127.0.0.1:{answering.server_port}", tmp_path)
+    client = AdminClient(answering.url, tmp_path)
     with pytest.raises(RunError, match=r"is no service of rlforge \(HTTP status 404\)"):
         client.deployments()
 
