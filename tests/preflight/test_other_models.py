@@ -1,6 +1,5 @@
 """Other models (``hf:``) that cannot play are refused before anything starts, all at once."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -74,16 +73,30 @@ def test_settings_that_leave_no_room_are_named_as_those_of_the_opponents(refused
     assert f"hf:{good}: pool.hf.max_model_len=64: the first prompt of TicTacToe-v0-train" in second
 
 
-def test_conversations_that_leave_no_room_for_an_answer_are_refused(refused, good):
-    drops = ["env.context=conversation", "env.overflow=drop_oldest", "engine.max_tokens=2"]
-    sizes = ["pool.hf.max_model_len=1024", "pool.hf.max_tokens=1024"]
-    said = refused(f"hf:{good}", more=[*drops, *sizes])
-    assert f"hf:{good}: pool.hf.max_tokens=1024 leaves no room for a prompt: 1024 tokens" in said
+CONVERSATION = ("env.context=conversation", "env.overflow=drop_oldest", "engine.max_tokens=2")
 
 
-def test_arguments_that_its_template_does_not_read_are_refused(refused, good):
-    said = refused(f"hf:{good}", more=["pool.hf.chat_template_args={enable_thinking: false}"])
-    assert f"hf:{good}: pool.hf.chat_template_args.enable_thinking: the chat template" in said
+@pytest.mark.parametrize(
+    ("kind", "sizes", "more", "reason"),
+    [
+        (
+            *("qwen3", {}),
+            (*CONVERSATION, "pool.hf.max_model_len=1024", "pool.hf.max_tokens=1024"),
+            "pool.hf.max_tokens=1024 leaves no room for a prompt: 1024 tokens",
+        ),
+        (
+            *("qwen3", {}, ["pool.hf.chat_template_args={enable_thinking: false}"]),
+            "pool.hf.chat_template_args.enable_thinking: the chat template",
+        ),
+        ("qwen3", {"vocab_size": 100}, [], "have no row in the model"),
+        ("mixtral", {}, ["determinism=strict"], "engine.batch_invariant: Mixtral"),
+    ],
+)
+def test_a_reason_names_the_model(refused, tmp_path, kind, sizes, more, reason):
+    folder = causal_folder(tmp_path / kind, kind, **sizes)
+    said = refused(f"hf:{folder}", more=more)
+    assert said.startswith(f"eval.opponents: hf:{folder}: ")
+    assert reason in said
 
 
 def test_weights_that_are_not_finite_are_refused(refused, tmp_path):
@@ -98,12 +111,6 @@ def test_weights_that_are_not_finite_are_refused(refused, tmp_path):
     assert "\n" not in said
 
 
-def test_a_strict_run_refuses_a_model_whose_rows_depend_on_their_batch(refused, tmp_path):
-    folder = causal_folder(tmp_path / "mixtral", "mixtral")
-    said = refused(f"hf:{folder}", more=["determinism=strict"])
-    assert said.startswith(f"eval.opponents: hf:{folder}: engine.batch_invariant: Mixtral")
-
-
 def test_a_model_without_a_chat_template_is_a_note(base, tmp_path):
     folder = causal_folder(tmp_path / "gpt2", "gpt2")
     (folder / "chat_template.jinja").unlink()
@@ -113,12 +120,6 @@ def test_a_model_without_a_chat_template_is_a_note(base, tmp_path):
         f"pool.fixed_opponents: the tokenizer of hf:{folder} has no chat template, so its prompts "
         "are plain text (pool.hf.prompt_template=default)"
     ]
-
-
-def test_a_tokenizer_of_another_model_is_refused(refused, tmp_path):
-    folder = causal_folder(tmp_path / "qwen3", "qwen3", vocab_size=100)
-    assert json.loads((folder / "config.json").read_text())["vocab_size"] == 100
-    assert "have no row in the model" in refused(f"hf:{folder}")
 
 
 def test_doctor_shows_where_it_is_and_what_it_takes(base, good):

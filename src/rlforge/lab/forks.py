@@ -81,8 +81,8 @@ async def fork_game(
     """Play a game of a run on from ``start``.
 
     seats: policies by player, as ``rlforge eval`` names them, in place of the game's. Raises
-    ConfigError for a turn, action or policy that cannot be, GameError where the game does not
-    repeat itself, RunError where all continuations failed.
+    ConfigError for what cannot be, GameError where the game does not repeat itself, RunError where
+    all continuations failed.
     """
     start = dataclasses.replace(start, action=_checked(record, start))
     async with continuations(run_dir, record, seats or {}, say) as play:
@@ -305,7 +305,7 @@ async def continuations(
 def _seated(
     run_dir: Path, config: GamesConfig, spec: GameSpec, seat: Seat, name: str | None
 ) -> Seat:
-    """Who plays on at ``seat``, untrained. name: None is the policy of the game."""
+    """Seat who plays on, untrained. name: None is the policy of the game."""
     policy = seat.policy
     if name is None and policy.kind == "checkpoint" and is_step_name(policy.uid):
         try:  # the run may have been moved since

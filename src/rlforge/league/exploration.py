@@ -76,9 +76,6 @@ class NgramWindow:
 class ExplorationTracker:
     """N-gram coverage per (opponent, environment), and per environment over all opponents.
 
-    A game's actions identify the states that it visited. Many distinct n-grams among recent games
-    mean that an opponent leads to many different states.
-
     Example:
         >>> tracker = ExplorationTracker(ngram=1, window=8)
         >>> tracker.add(["random_legal"], "Nim-v0", ["[0 1]", "[1 2]", "[0 1]", "[0 2]"])
@@ -101,6 +98,7 @@ class ExplorationTracker:
 
     def diversity(self, opponent: str) -> float:
         """The mean coverage of ``opponent`` over all environments played so far, in (0, 1]."""
+        # Many distinct n-grams mean that an opponent leads to many different states.
         if not self._envs:
             return OPTIMISTIC_COVERAGE
         met = self._opponents.get(opponent, {})

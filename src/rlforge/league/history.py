@@ -1,8 +1,4 @@
-"""Former versions of the learner that stay in the pool as opponents.
-
-``pool.max_active_lora`` versions are active at once, the current one included. Where one is too
-many, the rule ``pool.history`` says which one leaves for good.
-"""
+"""Former versions of the learner that stay in the pool as opponents, by ``pool.history``."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ class Results:
 class ResultTable:
     """Wins, draws and losses of every pair of policies that met.
 
-    In games of more than two each pair counts once: the policy with the higher mean reward over its
-    seats wins. Members of one team do not count against each other.
+    In games of more than two each pair counts once. Members of one team do not count against each
+    other.
     """
 
     def __init__(self) -> None:

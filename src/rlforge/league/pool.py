@@ -29,9 +29,6 @@ RECENT_GAMES = 100  # about the memory of AlphaStar's payoffs, which decay by 0.
 class ModelPool:
     """Registers checkpoints and fixed opponents, rates them by their games, and draws opponents.
 
-    Fixed opponents and the checkpoints that ``History`` keeps are active: only they are drawn. Of
-    several policies each has its own versions and matchmaking; ratings and results are common.
-
     Example:
         >>> pool = ModelPool(PoolConfig(mode="mirror"), fixed=[], seed=0)
         >>> pool.add_checkpoint(Checkpoint(uid="step-0", version=0, path=None))
@@ -105,10 +102,7 @@ class ModelPool:
             self._exploration.forget(retired)
 
     def add_fixed(self, policy: PolicyRef) -> None:
-        """Add an opponent that may always be drawn; a guest becomes one and keeps its rating.
-
-        Raises RunError where another policy has the uid.
-        """
+        """Add an opponent that may always be drawn; a guest becomes one and keeps its rating."""
         if self._roles.get(policy.uid) != "learner" and self._policies.get(policy.uid) == policy:
             self._roles[policy.uid] = "fixed"
         else:
@@ -163,7 +157,6 @@ class ModelPool:
         ]
 
     def policy(self, uid: str) -> PolicyRef:
-        """The policy called ``uid``, active or not. Raises RunError for an unknown one."""
         if uid not in self._policies:
             raise RunError(f"the pool knows no policy {uid!r}{nearest(uid, self._policies)}")
         return self._policies[uid]
@@ -247,10 +240,7 @@ class ModelPool:
         return games, points
 
     def score(self, name: str, since: int) -> tuple[int, float]:
-        """Recent games of a policy's versions from ``since`` on against others, and its mean score.
-
-        A win counts 1, a draw one half; 0.0 without games.
-        """
+        """Recent games of a policy's versions from ``since`` on, and its mean score in them."""
         line, total = self._line(name), Results()
         for uid in reversed(line.checkpoints):
             if line.checkpoints[uid].version < since or total.games >= RECENT_GAMES:
@@ -263,7 +253,7 @@ class ModelPool:
         return self._line(name).matchmaking.takes(seat)
 
     def limited(self, name: str) -> bool:
-        """Whether a policy, or one that it meets, can take some seats only."""
+        # It matters who sits where if a policy, or one that it meets, can take some seats only.
         own = self._line(name).matchmaking
         met = [self._lines[each].matchmaking for each in own.meets]
         return any(each.seats is not None for each in (own, *met))

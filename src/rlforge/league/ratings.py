@@ -54,8 +54,8 @@ def mean_rewards(outcome: Sequence[tuple[str, float]]) -> dict[str, float]:
 class RatingTable:
     """Ratings by policy uid, updated game by game.
 
-    Until its own first rated game, a child has the mean rating of its nearest ancestor that has
-    played, and ``INHERITED_SIGMA`` times its deviation, at most a newcomer's.
+    Until its own first rated game, a child has the mean of its nearest ancestor that has played,
+    and ``INHERITED_SIGMA`` times its deviation, at most a newcomer's.
     """
 
     def __init__(self, beta: float = BETA) -> None:
@@ -71,10 +71,7 @@ class RatingTable:
         return uid in self._parents
 
     def add(self, uid: str, parent: str | None = None) -> None:
-        """Register ``uid`` as a child of ``parent``, or with a newcomer's rating.
-
-        Raises ValueError for a uid that is there already and KeyError for an unknown parent.
-        """
+        """Register ``uid`` as a child of ``parent``, or with a newcomer's rating."""
         if uid in self._parents:
             raise ValueError(f"{uid!r} is rated already")
         if parent is not None and parent not in self._parents:

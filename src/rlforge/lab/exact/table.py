@@ -48,7 +48,7 @@ def measured_game(env: EnvSpec) -> ExactGame:
 
 
 class Questions:
-    """The prompts of play of all decisions of a game, and the answers to them that are legal."""
+    """The prompts of all decisions of a game, and the answers to them that are legal."""
 
     check = staticmethod(measured_game)
 
@@ -67,7 +67,7 @@ class Questions:
                     self.owners.append((decision.key, action))
 
     def table(self, logprobs: Sequence[float]) -> Played:
-        """Read a policy off the log-probs of ``answers``, each of all its tokens.
+        """Read a policy off the log-probs of ``answers``.
 
         Raises RunError where no legal answer of a decision has a probability above 0.
         """

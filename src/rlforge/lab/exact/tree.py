@@ -81,8 +81,7 @@ class ExactGame:
     def exploitability(self, table: Table) -> Exploitability:
         """Measure the joint policy ``table``; an action that it omits has probability 0.
 
-        Raises ValueError for a missing decision, an unknown action, or probabilities that do not
-        sum to 1.
+        Raises ValueError for a table that is no policy of the game.
         """
         policy = self._policy(table)
         start, players = self._game.new_initial_state(), range(self._game.num_players())
@@ -192,7 +191,7 @@ def _value_of(
     *,
     responds: bool,
 ) -> Callable[[pyspiel.State], float]:
-    """The value of a state for ``player``, who may play a best response to all others' policy."""
+    # ``player`` may play a best response to the policy of all others.
     known: dict[str, float] = {}
 
     def value_of(state: pyspiel.State) -> float:

@@ -1,7 +1,6 @@
 """The statistics of a ladder: from its games to its card.
 
-Two games with the same seed and the seats swapped are a pair, and a pair is one unit of evidence.
-Its score is the mean of both games for the first member (a win 1, a draw 1/2).
+Two games with the same seed and the seats swapped are a pair, the unit of evidence.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ def ending(low: float, high: float, planned: int, rules: LadderRules) -> Ending:
 def open_pairings(
     games: Sequence[GameIndex], members: Sequence[str], rules: LadderRules
 ) -> list[tuple[int, int]]:
-    """Number and begun pairs of each pairing that needs further games."""
+    """The number and the begun pairs of each pairing that needs further games."""
     left = []
     for number, met in enumerate(_meetings(games, members)):
         low, high = confidence_sequence(met.scores)[-1]
@@ -109,10 +108,7 @@ def make_card(
     rules: LadderRules,
     versions: Mapping[str, Any],
 ) -> LadderCard:
-    """The card of ``games`` between ``members``; their order does not matter.
-
-    Raises RlforgeError for games that are not those of a ladder of these members.
-    """
+    """The card of ``games`` between ``members``; RlforgeError for games of another ladder."""
     uids = [member.uid for member in members]
     met = _meetings(games, uids)
     draws = score_draws([each.scores for each in met], len(uids), seed=rules.seed)
@@ -258,7 +254,7 @@ def _counts(met: Sequence[_Met]) -> Counter[tuple[str, ...]]:
 def cycles(
     scores: NDArray[np.float64], draws: NDArray[np.float64]
 ) -> tuple[Estimate | None, float]:
-    """The cyclic share of the log-odds of ``scores`` (n, n), None for noise, and its p-value."""
+    """The cyclic share of the log-odds (None for noise) and the p-value of a rating."""
     odds = np.log(scores / scores.T)
     sampled = np.log(draws / draws.transpose(0, 2, 1))
     noise = sampled.var(axis=0)

@@ -147,7 +147,7 @@ def _common_env(configs: dict[Path, GamesConfig], env_id: str | None) -> dict[Pa
 
 
 def _labels(paths: Sequence[Path]) -> dict[Path, str]:
-    """Name runs by the shortest ends of their paths that differ; empty for a single run."""
+    # The shortest ends of their paths that differ.
     if len(paths) == 1:
         return {paths[0]: ""}
     whole = [path.absolute() for path in paths]
@@ -165,7 +165,7 @@ def _entrant(path: Path, name: str, label: str, config: GamesConfig, env: EnvSpe
 
 
 def engine_key(config: GamesConfig) -> str:
-    """A text that is equal for runs that one engine can play."""
+    # One engine can play for runs of equal parts.
     parts = (config.model, config.engine, config.prompts, config.pool.api, config.eval_temperature)
     return repr((*parts, config.hardware.device))
 
@@ -195,7 +195,6 @@ def _folder(kind: str, source: str) -> Path | None:
 
 
 def is_here(kind: str, source: str) -> bool:
-    """Whether a policy can be looked at on this machine: scripted players and APIs always."""
     return kind not in ("checkpoint", "hf") or _folder(kind, source) is not None
 
 

@@ -38,8 +38,7 @@ async def play_ladder(
 ) -> LadderCard:
     """Play until every pairing has ended; write ``ladder.json``, ``ladder.html`` and ``games/``.
 
-    folder: new or empty. Where it is cancelled or fails, what is known by then is written. Raises
-    RunError where a pairing has no finished pair.
+    folder: new or empty. Raises RunError where a pairing has no finished pair.
     """
     members = await asyncio.to_thread(lambda: [member_of(one) for one in plan.entrants])
     async with _answers(plan.entrants, say) as make_answer:
@@ -59,7 +58,7 @@ async def play_ladder(
                 left = len({spec.game_id.split("-")[1] for spec in specs})
                 say(f"{len(played)} games played, {left} pairings open")
                 await collector.evaluate(specs, add)
-        finally:  # also of an interrupted ladder
+        finally:  # what an interrupted ladder knows is written, too
             writer.close()
             card = make_card(index_games(folder), members, plan.rules, versions())
             write_card(folder, card)
@@ -134,7 +133,8 @@ def _indexed(record: GameRecord) -> GameIndex:
 async def _answers(
     entrants: Sequence[Entrant], say: Callable[[str], None]
 ) -> AsyncIterator[Callable[[GameSpec], Answer]]:
-    """Yield a function that seats players at a game, with one engine for runs of equal settings."""
+    """Yield a function that seats players at a game."""
+    # Runs of equal settings share an engine: each holds the model once more.
     groups: dict[str, list[Entrant]] = {}
     for one in entrants:
         # Players without a model are in the first group, whose engine they do not use.

@@ -133,7 +133,7 @@ def read_card(file: Path) -> LadderCard:
 
 
 def first_difference(recorded: LadderCard, computed: LadderCard) -> str | None:
-    """The first place where two cards differ, with both values; None where they agree."""
+    """The first place where two cards differ, with both values."""
     return _difference("", to_json(recorded), to_json(computed))
 
 

@@ -1,7 +1,6 @@
 """Statistics of a ladder: Bradley-Terry, cycles, and intervals of a score.
 
-A score is the expected result of the row's member against the column's, a win 1 and a draw 1/2;
-``scores + scores.T`` is 1 and the diagonal is 1/2.
+A score is the expected result of the row's member against the column's, a win 1 and a draw 1/2.
 """
 
 from __future__ import annotations
@@ -99,9 +98,9 @@ def cyclic_part(odds: Array) -> Array:
 
 
 def cyclic_shares(odds: Array, noise: Array) -> Array:
-    """Share of the squared log-odds (draws, n, n) that is cyclic, without what noise adds.
+    """The cyclic share of the squared log-odds (draws, n, n); NaN below the noise.
 
-    noise: variance of each entry (n, n). NaN where both parts are below the noise.
+    noise: variance of each entry (n, n).
     """
     # Noise adds 1 − 2/n of itself to the square of the cyclic part and 2/n to that of the
     # transitive part, the shares of their dimensions.
@@ -117,10 +116,7 @@ def cyclic_shares(odds: Array, noise: Array) -> Array:
 
 
 def rating_test(odds: Array, noise: Array) -> float:
-    """p-value of the hypothesis that the log-odds (n, n) are differences of a rating.
-
-    noise: variance of each entry. n is at least 3.
-    """
+    """p-value of log-odds (n, n), n of 3 or more, of variances ``noise``, being a rating's."""
     n = len(odds)
     edges = [*combinations(range(n), 2)]
     rows, columns = zip(*edges, strict=True)
@@ -146,7 +142,7 @@ def confidence_sequence(
     """Intervals (n + 1, 2) of the mean of independent scores in [0, 1], after 0, 1, …, n of them.
 
     The probability that any of them misses the mean is at most ``alpha``, whatever the
-    distribution, so that games may stop when they say enough. Bounds are exact to 0.002, outwards.
+    distribution. Bounds are exact to 0.002, outwards.
     """
     # The hedged capital process of Waudby-Smith and Ramdas (2024, theorem 3) with its predictable
     # plug-in bets: a candidate is refused once a gambler against it has 1 / alpha times the

@@ -64,7 +64,7 @@ class Guard(Observer):
         self._report()
 
     def _report(self, done: list[str] | None = None) -> None:
-        """Record the alarms and print them. done: about them, in words."""
+        """Record and print the alarms. done: about them, in words."""
         for alarm in self._alarms:
             alarm = dataclasses.replace(alarm, actions=tuple(done or ()))
             self._actors.tracker.add_alarm.remote(alarm)
@@ -78,9 +78,7 @@ class Guard(Observer):
         return {step_name(self._saved_until(good), self._policy) for good in self.sentinel.good()}
 
     async def _act(self, good: int) -> tuple[str | None, list[str]]:
-        """Return where the learner went back to, and what was done. good: the last version without
-        doubt.
-        """
+        """Act on alarms; returns where the learner went back to, and what was done."""
         actions, learner, back_to, done = self._settings.actions, self._actors.learner, None, []
         if "opponents" in actions:
             await self._actors.pool.use_mode.remote(PAST)

@@ -35,10 +35,10 @@ _NO_ENTROPY = 0.01
 
 @value
 class Shift:
-    """A change for the worse. since: the observation with which it began; good: the one before."""
+    """A change for the worse."""
 
-    since: int
-    good: int
+    since: int  #: the observation with which it began
+    good: int  #: the one before
     observed: float
     expected: float
 
@@ -58,7 +58,7 @@ class _Learned:
 
 
 class ShiftTest:
-    """Tests whether numbers, of which larger ones are worse, have shifted upwards by ``change``."""
+    """Tests whether numbers, larger for worse, have shifted upwards by ``change``."""
 
     def __init__(
         self, expectation: Expectation, *, change: float, rarity: float, warmup: int, rate: float
@@ -74,7 +74,7 @@ class ShiftTest:
     def add(self, step: int, observed: float, noise: float = 0.0) -> Shift | None:
         """Judge one observation and learn from it; after an alarm all is learned anew.
 
-        step: its update. noise: variance that it is known to have.
+        noise: variance that it is known to have.
         """
         judged = self.now.seen >= self._warmup
         if judged and (found := self._judge(step, observed, noise)) is not None:
@@ -174,7 +174,7 @@ class Sentinel:
         return self._judge(("past",), step, 1 - won / new, lambda x: 1 - x, noise=0.25 / new)
 
     def good(self) -> set[int]:
-        """The last step of each test at which nothing was in doubt: what to go back to."""
+        """The last step of each test at which nothing was in doubt."""
         return {test.now.good for test in self._tests.values()}
 
     def restart(self) -> None:

@@ -3,10 +3,8 @@
     chain        each line of digests.jsonl follows from the one before, none is missing
     checkpoints  the files of saved versions are those of their manifests
     batches      each file has the digest that was noted when it was drawn
-    games        played again with the recorded answers, they have the same course and result; in a
-                 strict run also the digest that was noted
-    rewards      the samples of a batch are turns of its games, with the rewards that the transforms
-                 give
+    games        played again with the recorded answers, they have the same course and result
+    rewards      the samples of a batch are turns of its games, with the rewards that they give
     log-probs    the saved adapters give the recorded answers the recorded probabilities
     updates      from a saved state, a batch gives the weights and the optimizer that were noted
 
@@ -70,7 +68,7 @@ def verify(
 
 
 class VerifiedGames(RecordedGames):
-    """A run of games, whose batches, games, rewards, log-probs and updates are made again."""
+    """A run of games, whose parts are made again."""
 
     def checks(self, say: Say) -> Iterator[Check]:
         yield _batches(self)

@@ -226,7 +226,7 @@ def _dtype(run: RecordedGames) -> str:
 
 
 def _places(run: RecordedGames, uids: Iterable[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield the policies whose weights are saved, each with their place; None: the base model."""
+    # Of the start of training and of ``base`` it is the base model.
     starts = {step_name(0, name) for name in policy_names(run.config)}
     for uid in uids:
         if uid in run.folders:
@@ -256,7 +256,6 @@ def check_updates(run: RecordedGames, say: Say) -> Check:
 
 
 def _stretches(run: RecordedGames) -> Iterator[tuple[Path | None, list[int]]]:
-    """Yield consecutive updates that can be made again, with the saved state before them."""
     # A stretch ends where something else changed the weights: a policy that began anew, or what the
     # sentinel did.
     changed = {row["step"] for row in read_jsonl(run.paths.sentinel) if row.get("actions")}

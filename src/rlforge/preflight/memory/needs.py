@@ -1,8 +1,7 @@
 """Memory of a learner and of an engine, part by part, from the shape of the model.
 
-What a pass keeps and works with is one coefficient for each kind of layer, in numbers for each
-position and unit of the layer's width. They are fitted to the tensors of real passes and to peaks
-of a card (``benchmarks/results/memory.json``).
+What a pass keeps is one coefficient for each kind of layer, fitted to the tensors of real passes
+and to peaks of a card (``benchmarks/results/memory.json``).
 """
 
 from __future__ import annotations
