@@ -194,7 +194,6 @@ def _write_metrics(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
 
 
 def _card(rows: int, windows: int) -> str:
-    """The README, with a head for ``load_dataset`` and the hub."""
     configs = [{"config_name": "default", "data_files": "data/*.parquet", "default": True}]
     if windows:
         configs.append({"config_name": "windows", "data_files": "windows/*.parquet"})

@@ -34,7 +34,6 @@ class AgentActivity:
 
 
 def activity_of(decisions: Iterable[Decision]) -> list[AgentActivity]:
-    """The activity in ``decisions``, by agent."""
     by_agent: dict[str, list[Decision]] = {}
     for decision in decisions:
         by_agent.setdefault(decision.agent_id, []).append(decision)

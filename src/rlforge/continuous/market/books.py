@@ -85,7 +85,6 @@ class Books:
         self.vault = amount
 
     def new_position(self) -> str:
-        """A new id, unique over all agents."""
         self._positions += 1
         return f"position-{self._positions}"
 

@@ -30,8 +30,6 @@ class _Closed:
 
 
 class PerpDesk:
-    """Opens, closes, funds and liquidates positions."""
-
     def __init__(self, books: Books) -> None:
         self._books = books
         self._closed: list[_Closed] = []
@@ -138,7 +136,6 @@ class PerpDesk:
             self._close(agent, perp, "closed, as the vault ran short")
 
     def close_all(self) -> None:
-        """Close every position at its mark price, at the end of an episode."""
         for agent, perp in self._all():
             self._close(agent, perp, "closed at the end of the episode")
 

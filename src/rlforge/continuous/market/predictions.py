@@ -58,7 +58,6 @@ _WHAT = (
 
 
 def invented_question(rng: random.Random) -> str:
-    """A question drawn uniformly."""
     # Invented, so that no model knows the answer.
     return f"Will {rng.choice(_WHO)} {rng.choice(_WHAT)}?"
 

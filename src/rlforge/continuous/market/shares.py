@@ -26,8 +26,6 @@ class _Sale:
 
 
 class ShareDesk:
-    """Buys, sells and resolves shares."""
-
     def __init__(self, books: Books) -> None:
         self._books = books
         self._sales: dict[str, list[_Sale]] = {}

@@ -148,7 +148,6 @@ def read(text: str) -> ParsedAction:
 
 
 def _markets(state: Json, *, brief: bool) -> tuple[list[str], list[str], list[str]]:
-    """Lines of the markets with holdings, of others with news, and of the rest."""
     views: dict[str, dict[str, str]] = {}
     for post in state["social"]["feed"]:
         if post["stance"]:

@@ -25,8 +25,6 @@ _TIP_TRUST = 0.98
 
 
 class NoiseTrader:
-    """Trades, posts, comments and follows at random."""
-
     def __init__(self, config: MarketConfig, rng: random.Random) -> None:
         self._rng = rng
 
@@ -215,8 +213,6 @@ def _about(position: Json) -> tuple[str, bool]:
 
 @value
 class Choice:
-    """One decision of a scripted trader, with the state and the receipt."""
-
     agent_id: str
     kind: str
     state: Json

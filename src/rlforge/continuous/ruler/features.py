@@ -100,7 +100,6 @@ def _situation(decision: Decision) -> dict[str, float]:
 
 
 def _trade(decision: Decision, target: _Target) -> dict[str, float]:
-    """The trade against balance, prices, news, memory and positions."""
     action, state, kind = decision.action, decision.state, decision.action.get("type")
     portfolio, opens = _part(state, "portfolio"), kind in _OPENING
     balance = _number(portfolio, "balance")
@@ -190,7 +189,6 @@ def _offer(about: Any, state: Json) -> Json:
 
 
 def _price(offer: Json) -> float:
-    """The price of a YES share or a perpetual; 0 if it is not shown."""
     return _number(offer, "yesPrice" if "yesPrice" in offer else "markPrice")
 
 

@@ -96,8 +96,6 @@ class UnscoredError(RlforgeError):
 
 
 class JudgeBudget:
-    """Calls and tokens of judging one window."""
-
     def __init__(self, config: JudgeConfig) -> None:
         self._config = config
         self.places = asyncio.Semaphore(config.max_concurrency)
@@ -135,7 +133,6 @@ class JudgeBudget:
             self.down = str(answer)
 
     def metrics(self) -> dict[str, float]:
-        """All counts, and the cost if known."""
         cost = {} if self.cost is None else {"judge_cost": self.cost}
         return cost | {f"judge_{name}": float(count) for name, count in self.counts.items()}
 
@@ -215,7 +212,6 @@ class JudgeScorer:
     async def _answer(
         self, question: JudgeQuestion, budget: JudgeBudget
     ) -> Mapping[str, JudgeVerdict]:
-        """The verdicts on a question; UnscoredError without a usable answer."""
         if len(question.ids) == 1:
             alike = JudgeVerdict(0.5, "nothing to compare: the group is all alike")
             return {question.ids[0]: alike}
@@ -230,7 +226,6 @@ class JudgeScorer:
     async def _asked(
         self, question: JudgeQuestion, budget: JudgeBudget
     ) -> Mapping[str, JudgeVerdict]:
-        """The verdicts of the first usable answer."""
         config, messages, problem = self._config.judge, question.messages, ""
         for tried in range(1 + config.retries):
             reserved = budget.reserve(estimated_tokens(messages))

@@ -33,8 +33,6 @@ def estimated_tokens(messages: Sequence[Message], answer: str = "") -> int:
 
 @value
 class LocalModel:
-    """A model served by the run's own engine, and its tokenizer."""
-
     generator: Generator
     tokenizer: Tokenizer
     policy: PolicyRef
@@ -96,8 +94,6 @@ def check_endpoint(config: JudgeConfig) -> Endpoint:
 
 
 class ApiJudge:
-    """A judge behind an OpenAI-compatible endpoint."""
-
     def __init__(self, config: JudgeConfig) -> None:
         self._config, self._endpoint = config, check_endpoint(config)
         self._client = ChatClient(
