@@ -266,12 +266,7 @@ class Run:
         measured = wait_for(evaluate_run(self.path, version, list(opponents) or None, games))
         if not measured.complete:
             raise RunError("\n".join(measured.failures))
-        return _table(
-            [
-                {**dataclasses.asdict(result), "win_rate": result.win_rate}
-                for result in measured.results
-            ]
-        )
+        return _table([dataclasses.asdict(result) for result in measured.results])
 
     def fork(
         self,

@@ -52,10 +52,6 @@ class PromptTooLongError(EngineError):
     """A prompt leaves no room for an answer in the context of the model that is asked.
 
     A game that has begun is cut where this happens (``context_limit``).
-
-    Example:
-        >>> issubclass(PromptTooLongError, EngineError)
-        True
     """
 
 

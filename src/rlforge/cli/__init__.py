@@ -27,10 +27,9 @@ class _StoppedError(RlforgeError):
 
 class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; Ctrl-C becomes an error with the message of the run that it ended."""
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt as interrupt:
+        except KeyboardInterrupt as interrupt:  # a run that it ended says what is saved
             said = " ".join(["interrupted", *map(str, interrupt.args)])
             raise _StoppedError(said) from interrupt
 
@@ -94,10 +93,7 @@ app.command()(runs.export)
 
 
 def main() -> NoReturn:
-    """Run the command. Errors that the user can fix print one message and no stack trace.
-
-    So do errors of the system: no permission, a directory in a file's place, a full disk.
-    """
+    """Run the command. Errors that the user can fix print one message and no stack trace."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # what its encoding cannot show
@@ -119,14 +115,14 @@ def main() -> NoReturn:
     except typer.Abort:
         typer.echo("rlforge: interrupted", err=True)
         sys.exit(130)
-    except OSError as error:
+    except OSError as error:  # no permission, a directory in a file's place, a full disk
         typer.echo(f"rlforge: {_of_the_system(error)}", err=True)
         sys.exit(1)
     sys.exit(code or 0)
 
 
 def _of_the_system(error: OSError) -> str:
-    """The system's refusal and its place: the file, or else the line of code."""
+    """The system's refusal and its place: the file, or the line of code."""
     what = error.strerror or str(error)
     if error.filename is None and says_full_disk(error):
         return f"the disk or its quota is full ({what}); free some and run the command again"

@@ -19,7 +19,7 @@ FIRST_RUN = "start one: rlforge train simpletak_mirror"
 
 
 def offered_runs(incomplete: str) -> list[str]:
-    """The runs that a shell offers: those below ``runs/``, and ``latest``."""
+    """The runs that a shell offers."""
     from rlforge.record.files import runs_below
 
     offered = ["latest", *map(str, runs_below(RUNS))]
@@ -27,7 +27,7 @@ def offered_runs(incomplete: str) -> list[str]:
 
 
 def offered_experiments(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Experiments by name, also behind ``+experiment=``."""
+    """The experiments that a shell offers, also behind ``+experiment=``."""
     from rlforge.config.keys import conf_dir
 
     given = ctx.params.get("overrides") or ()
@@ -54,14 +54,10 @@ ConfigDir = Annotated[
 
 
 say = partial(typer.echo, err=True)
-"""Shows a message on standard error."""
 
 
 def must_be_run(path: Path | None) -> Path | None:
-    """Refuse a path that is not a run directory, with the nearest runs; None passes.
-
-    ``latest`` is the newest run below ``runs/``.
-    """
+    """Refuse a path, if it is given, that is no run; ``latest`` is the newest below ``runs/``."""
     from rlforge.record.files import open_run, runs_below
 
     if path == Path("latest") and not path.exists():
@@ -126,7 +122,7 @@ JsonFile = Annotated[
 
 
 def write_result(file: Path | None, result: Any) -> None:
-    """Write ``result`` as JSON to the file of ``--json``, if one is given."""
+    """Write ``result`` as JSON to a file, if one is given."""
     if file is not None:
         file.write_text(json.dumps(json_ready(result), indent=2) + "\n", encoding="utf-8")
 
@@ -135,7 +131,7 @@ OPPONENTS = (
     "a scripted player, base (the untrained model), step-N of the run, checkpoint:DIR, "
     "hf:ORG/MODEL or hf:FOLDER, openai:MODEL, openrouter:MODEL or litellm:PROVIDER/MODEL"
 )
-"""What a policy to play against can be named."""
+"""Names of policies to play against."""
 
 Push = Annotated[
     str | None,

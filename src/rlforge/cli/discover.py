@@ -59,7 +59,7 @@ def list_choices(
 
 
 def _models_of_envs() -> dict[str, str]:
-    """For each option of ``env`` the options of ``model`` that play it, in words; loads none."""
+    """The models that play each option of ``env``, in words; none is loaded."""
     from rlforge.config.catalog import catalog
     from rlforge.config.compose import compose
     from rlforge.config.plugins import PROMPTS
@@ -68,7 +68,7 @@ def _models_of_envs() -> dict[str, str]:
     from rlforge.rollout.lineup import env_spec
 
     def plays(model: ModelConfig, entry: EnvEntry, view: View) -> bool:
-        """Whether the model knows the words of the game, and its template finds what it shows."""
+        """Whether the model knows the game's words, and its template finds what it shows."""
         made = made_model(model.kind)
         template = PROMPTS.find(entry.prompt_template or model.prompt_template)
         return (made is None or made.knows(subject_of(entry.source))) and template.lacks(
@@ -150,31 +150,22 @@ def show(
 def _values(
     overrides: list[str], config_dir: Path | None, found: Sequence[Key]
 ) -> dict[str, tuple[str, str]]:
-    """The values of keys in a configuration, and where each comes from.
-
-    Entries of lists have none. Raises ConfigError where the configuration has none of the keys.
-    """
+    """Values of keys, and where each comes from; ConfigError where there is none of them."""
     from rlforge.config.overrides import in_grammar
     from rlforge.config.roots import compose_any
+    from rlforge.config.rules import as_values
 
     composed = compose_any(overrides, config_dir)
     values = {}
     for key in found:
         node = composed.config
-        for part in key.name.split("."):
+        for part in key.name.split("."):  # keys of entries of lists have no value
             node = getattr(node, part, dataclasses.MISSING)
         if node is not dataclasses.MISSING:
-            plain = _plain(node)
-            values[key.name] = in_grammar(plain), composed.origin(key.name)
+            values[key.name] = in_grammar(as_values(node)), composed.origin(key.name)
     if not values:
         raise ConfigError(f"{found[0].name}: {composed.config.about} has no such key")
     return values
-
-
-def _plain(node: object) -> object:
-    if dataclasses.is_dataclass(node) and not isinstance(node, type):
-        return dataclasses.asdict(node)
-    return [_plain(one) for one in node] if isinstance(node, list) else node
 
 
 def _print_key(key: Key, value: str, origin: str) -> None:
@@ -243,7 +234,7 @@ def plugins(json_file: JsonFile = None) -> None:
 def _print_choices(
     choices: Sequence[Choice], states: Sequence[str] = (), *, indent: int = 0
 ) -> None:
-    """Names, on the same lines what they are, and a state below; wide words stay whole."""
+    """Print names with what they are, and a state below; no word is broken."""
     width = max((len(choice.name) for choice in choices), default=0) + 2 + indent
     if Console().width < width + 24:  # below each other
         width = indent + 4

@@ -168,7 +168,7 @@ def doctor(
 
 
 def _show_size(run_dir: Path, json_file: Path | None) -> None:
-    """Show the parts of a run on disk, the largest first; it may be under way."""
+    """Show the parts of a run on disk, the largest first."""
     from rlforge.record.files import open_run
     from rlforge.system.files import readable_size
 

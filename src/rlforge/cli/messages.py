@@ -1,4 +1,4 @@
-"""Text for terminals: paragraphs below each other, and what is wrong with a command line."""
+"""Text for terminals: paragraphs, and what is wrong with a command line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def wrong_usage(error: typer.TyperException) -> str:
 
 
 def wrapped(text: str, *, indent: int = 0) -> list[str]:
-    """Lines of at most the terminal's width; paths and names are not broken."""
+    """Lines of at most the terminal's width; no path or name is broken."""
     space = " " * indent
     return textwrap.wrap(
         text,

@@ -90,7 +90,7 @@ def start(
     *,
     multirun: bool,
 ) -> None:
-    """Start a run or a sweep, or resume a run; prints its directory, exits with 130 on Ctrl-C."""
+    """Start a run or a sweep, or resume a run; prints its directory, ends by 130 on Ctrl-C."""
     from rlforge import api, launch
     from rlforge.config.roots import started_by
     from rlforge.record.files import short
@@ -126,7 +126,7 @@ def start(
 
 
 def _end_of_sweep(folder: Path) -> None:
-    """Print the comparison of the jobs and the folder; exits with 1 where one failed."""
+    """Print the comparison of the jobs and the folder; ends by 1 where one failed."""
     from rlforge.record.sweeps import FAILED
     from rlforge.show.compare import compare, runs_of
     from rlforge.show.compare_view import show
@@ -142,7 +142,7 @@ def _end_of_sweep(folder: Path) -> None:
 
 
 def next_steps(run: Run) -> list[str]:
-    """The commands that a user of a finished run gives next; each works as it is printed."""
+    """Commands for the user of a finished run, which work as they are printed."""
     from rlforge.kinds import kind_of
     from rlforge.record.files import short
 
@@ -242,7 +242,6 @@ def export(
 
 
 def _eval_table(measured: Measurement) -> Table:
-    """Fits in 80 columns; long names fold."""
     from rlforge.show.formatting import percent
     from rlforge.show.panels import Listing
 
@@ -250,8 +249,7 @@ def _eval_table(measured: Measurement) -> Table:
     table = Listing(*names, "games", "win", "95% CI", "draw", "loss", left=names)
     for result in measured.results:
         low, high = result.ci95
-        played = max(result.games, 1)
-        rates = [result.win_rate, result.draws / played, result.losses / played]
+        rates = (result.win_rate, result.draw_rate, result.loss_rate)
         win, draw, loss = (percent(rate if result.games else None, 1) for rate in rates)
         span = f"{percent(low, 1)}–{percent(high, 1)}"
         table.add_row(result.env_id, result.opponent, str(result.games), win, span, draw, loss)

@@ -167,11 +167,10 @@ def _print(console: Console, line: str) -> None:
 class NotebookFrame:
     """An output of a Jupyter cell that is replaced: the newest notes, and the frame."""
 
-    def __init__(self, width: int = 100) -> None:
+    def __init__(self) -> None:
         from IPython.display import display  # there in Jupyter, no dependency
 
         self._show: Callable[..., Any] = display
-        self._width = width
         self._notes: deque[str] = deque(maxlen=NOTES)
         self._frame: RenderableType = ""
         self._shown: dict[str, str] = {}
@@ -188,7 +187,7 @@ class NotebookFrame:
 
     def _refresh(self) -> None:
         console = Console(
-            file=io.StringIO(), record=True, width=self._width, force_jupyter=False, height=1000
+            file=io.StringIO(), record=True, width=100, force_jupyter=False, height=1000
         )
         for line in self._notes:
             console.print(line, markup=False, emoji=False, highlight=False)
