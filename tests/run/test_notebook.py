@@ -55,7 +55,7 @@ def test_a_process_trains_again_after_interrupted_and_failed_runs(small_model: P
         return process.stdout.readline()
 
     # Before the actors are up, Ctrl-C ends the run at once.
-    wait_for(lambda: bool(actor_pids("tracker")), process)
+    wait_for(lambda: bool(actor_pids("state") or actor_pids("tracker")), process)
     process.send_signal(signal.SIGINT)
     assert ended() == "early KeyboardInterrupt True []\n"
 
