@@ -11,6 +11,7 @@ from rlforge.rollout.evaluation import (
     NO_OPPONENT,
     OpenEvaluation,
     Pairing,
+    opponent_of,
     plan_evaluation,
     summarise,
 )
@@ -188,7 +189,7 @@ def test_environments_have_opponents_of_their_own_and_take_turns():
         Pairing(env=ALONE, opponents=(RANDOM, BASE)),
     ]
     specs = list(plan_evaluation(tables, POLICY, 4, step=4, seed=0, max_games=6))
-    met = [(spec.env_id, rival(spec)) for spec in specs if spec.focus == 0]
+    met = [(spec.env_id, opponent_of(spec)) for spec in specs if spec.focus == 0]
     first_round = [
         ("Two-v0", "base"),
         ("Two-v0", "openai:m"),
@@ -199,11 +200,6 @@ def test_environments_have_opponents_of_their_own_and_take_turns():
     assert set(met) == set(first_round)
     # 6 games in Two are 3 rounds for 2 opponents, in Three 2 rounds.
     assert Counter(met) == dict(zip(first_round, (2, 1, 2, 4), strict=True))
-
-
-def rival(spec: GameSpec) -> str:
-    others = [seat.policy.uid for seat in spec.seats if seat.player_id != spec.focus]
-    return others[0] if others else NO_OPPONENT
 
 
 def opened(max_games=None, envs=(TWO,), opponents=(RANDOM, BASE)):
@@ -239,7 +235,7 @@ def test_an_open_evaluation_without_a_cap_has_32_games_or_one_from_every_seat(ri
     evaluation = opened(opponents=[scripted(f"rival-{n}") for n in range(rivals)])
     specs = list(iter(evaluation.next_game, None))
     assert len(specs) == expected
-    assert len(set(map(rival, specs))) == rivals
+    assert len(set(map(opponent_of, specs))) == rivals
 
 
 def test_an_open_evaluation_ends_at_its_cap_in_each_environment():
@@ -249,7 +245,7 @@ def test_an_open_evaluation_ends_at_its_cap_in_each_environment():
         assert not evaluation.over
         specs.append(spec)
     assert Counter(spec.env_id for spec in specs) == {"Two-v0": 6, "Alone-v0": 6}
-    assert sorted(Counter(map(rival, specs)).values()) == [2, 4, 6]
+    assert sorted(Counter(map(opponent_of, specs)).values()) == [2, 4, 6]
     for spec in reversed(specs):
         evaluation.add(played(spec, 1, -1))
     assert evaluation.over

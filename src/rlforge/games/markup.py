@@ -179,8 +179,6 @@ def by_chat_template(
         except ConfigError as error:
             refusal = refusal or error
             continue
-        # A content that the template changes in any other way than ``prompt`` knows stands there as
-        # it is: what is around it is what the template writes around any others.
         chat = chat.with_reasoning_apart(text)
         prompt = chat.prompt(text)
         shown = {index for index, *_ in prompt.contents}
@@ -216,8 +214,8 @@ def message_forms(
 ) -> Iterator[tuple[list[Mapping[str, Any]], list[int]]]:
     """The messages in the forms that templates take, each with the numbers of its messages.
 
-    Messages of one role that follow each other become one; system messages become parts of the
-    user's. The last number is -1, for texts of the arguments.
+    First as they are, then with messages of one role that follow each other as one, then with
+    system messages as parts of the user's. The last number is -1, for texts of the arguments.
     """
     last: list[Mapping[str, Any]] = []
     for joined, system in ((False, "system"), (True, "system"), (True, "user")):
@@ -370,6 +368,8 @@ class _Chat:
             )
             forms = itertools.chain(trimmed, in_json)
             found = (one for one in forms if text.startswith(f"{one}{after}", len(written)))
+            # Changed in any other way it stands there as it is: what is around it is what the
+            # template writes around any others.
             form = next(found, content)
             contents.append((index, len(written), len(written) + len(form)))
             written += f"{form}{after}"

@@ -14,7 +14,7 @@ from rlforge.config.schema import GamesConfig
 from rlforge.errors import ConfigError
 from rlforge.local.policies import find_opponent, find_policy, seat_policies, seated_with
 from rlforge.rollout.collector import Collector
-from rlforge.rollout.evaluation import Pairing, plan_evaluation, summarise
+from rlforge.rollout.evaluation import Pairing, opponent_of, plan_evaluation, summarise
 from rlforge.rollout.lineup import can_play, eval_pairings
 from rlforge.types import EvalResult, GameRecord, PolicyRef, value
 
@@ -131,15 +131,10 @@ def _against(pairings: Sequence[Pairing], rivals: Sequence[PolicyRef]) -> tuple[
 
 
 def _failure(result: EvalResult, records: Sequence[GameRecord]) -> str:
-    met = (result.env_id, result.opponent)
-    failed = (record for record in records if record.error is not None)
-    causes = [
-        record.error
-        for record in failed
-        for single in summarise([record], result.step)
-        if (single.env_id, single.opponent) == met
-    ]
+    met = result.env_id, result.opponent
+    errors = [one.error for one in records if (one.spec.env_id, opponent_of(one.spec)) == met]
+    *_, last = filter(None, errors)
     return (
         f"{result.failed} of {result.failed + result.games} games in {result.env_id} against "
-        f"{result.opponent} failed; the last one: {causes[-1]}"
+        f"{result.opponent} failed; the last one: {last}"
     )

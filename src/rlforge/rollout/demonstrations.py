@@ -263,7 +263,7 @@ def _answers(
             )
             tokens = encoder.answer(said(turn, env, data.answer, view), after=prompt)
             text = encoder.text(tokens)
-            # It need not be, as where a token ends the answer too early. Then the sample is empty.
+            # A token may end the answer too early for its action: then the sample is empty.
             read = extract(env.form.extraction, text, view.legal_actions).action == turn.action
             if index >= first:
                 yield sample_of(record, turn, index, ids, tokens if read else ())

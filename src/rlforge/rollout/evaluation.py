@@ -168,11 +168,15 @@ def summarise(records: Sequence[GameRecord], step: int, uid: str | None = None) 
     results: dict[tuple[str, str, str], list[GameRecord]] = {}
     for record in records:
         spec, focus = record.spec, _focus(record.spec)
-        others = [seat.policy.uid for seat in spec.seats if seat.player_id != focus]
-        opponent = others[0] if others else NO_OPPONENT
-        key = (spec.env_id, opponent, uid or spec.seats[focus].policy.uid)
+        key = (spec.env_id, opponent_of(spec), uid or spec.seats[focus].policy.uid)
         results.setdefault(key, []).append(record)
     return [_result(step, *key, played) for key, played in results.items()]
+
+
+def opponent_of(spec: GameSpec) -> str:
+    """The opponent's uid in an evaluation game."""
+    others = [seat.policy.uid for seat in spec.seats if seat.player_id != spec.focus]
+    return others[0] if others else NO_OPPONENT
 
 
 def _focus(spec: GameSpec) -> int:
