@@ -3,7 +3,7 @@
 import pytest
 from tests.buffer.simulation import LENGTHS, buffer_for, simulate
 
-from rlforge.buffer import EpisodeBuffer
+from rlforge.buffer import EpisodeBuffer, StepBuffer
 from rlforge.buffer.admission import expected_age
 
 BATCH = 192
@@ -13,9 +13,12 @@ LEARNER_BOUND = {"turns_per_s": 100.0, "turn_s": 0.5, "update_s": 7.5}
 SLOW_LEARNER = {"turns_per_s": 400.0, "turn_s": 0.02, "update_s": 10.0}
 
 
-def play(lengths, machine, *, workers=192, updates=60, delay=1.0, batch_size=BATCH, **settings):
-    settings |= {"batch_size": batch_size, "max_size": 2 * batch_size, "batch_delay": delay}
-    buffer = buffer_for(lengths, workers, **settings)
+def play(
+    lengths, machine, *, kind=StepBuffer, workers=192, updates=60, batch_size=BATCH, **settings
+):
+    """The outcome, and the buffer, with room for two batches unless ``settings`` say otherwise."""
+    settings = {"batch_size": batch_size, "max_size": 2 * batch_size} | settings
+    buffer = buffer_for(lengths, workers, kind, **settings)
     outcome = simulate(
         buffer,
         workers=workers or 10_000,
@@ -24,12 +27,12 @@ def play(lengths, machine, *, workers=192, updates=60, delay=1.0, batch_size=BAT
         updates=updates,
         **machine,
     )
-    return outcome, buffer.flow
+    return outcome, buffer
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_where_the_engines_are_the_bottleneck_all_workers_play(lengths):
-    outcome, flow = play(lengths, ENGINE_BOUND, max_staleness=3)
+    outcome, buffer = play(lengths, ENGINE_BOUND, max_staleness=3)
     ramp = round(192 * outcome.per_game / BATCH)
     assert outcome.mean("in_progress", ramp) >= 0.9 * 192
     bound = 1.1 * expected_age(192, outcome.per_game, BATCH) + 1 + 1
@@ -37,19 +40,20 @@ def test_where_the_engines_are_the_bottleneck_all_workers_play(lengths):
     assert max(update.age for update in outcome.updates) <= 1.1 * bound
     assert outcome.lost(0, 10) < 0.15
     assert outcome.lost(20) < 0.05
+    flow = buffer.flow
     assert flow.waiting > 0.5
     assert flow.age == pytest.approx(expected_age(192, outcome.per_game, BATCH), rel=0.15)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.parametrize("delay", [1.0, 1.5])
-def test_where_the_learner_is_the_bottleneck_no_more_games_play_than_keep_it_busy(lengths, delay):
+@pytest.mark.parametrize(("delay", "batch_size", "update_s"), [(1.0, 192, 7.5), (1.5, 384, 15.0)])
+def test_where_the_learner_is_the_bottleneck_no_more_games_play_than_keep_it_busy(
+    lengths, delay, batch_size, update_s
+):
     """With the delay the buffer has room for a third more than an update waits for only."""
-    batch_size = BATCH if delay == 1.0 else 2 * BATCH
-    machine = {**LEARNER_BOUND, "update_s": 15.0} if delay > 1 else LEARNER_BOUND
-    outcome, flow = play(
-        lengths, machine, delay=delay, batch_size=batch_size, max_staleness=3, updates=80
-    )
+    machine = LEARNER_BOUND | {"update_s": update_s}
+    settings = {"batch_size": batch_size, "batch_delay": delay, "max_staleness": 3, "updates": 80}
+    outcome, buffer = play(lengths, machine, **settings)
     assert outcome.waiting(40) < 0.05
     assert outcome.lost(0, 10) < 0.15
     assert outcome.lost(40) < 0.05
@@ -57,7 +61,7 @@ def test_where_the_learner_is_the_bottleneck_no_more_games_play_than_keep_it_bus
     assert games < 0.5 * 192
     age = expected_age(games, outcome.per_game, batch_size)
     assert outcome.mean("age", 40) < 1.1 * age + delay + 1
-    assert flow.waiting < 0.05
+    assert buffer.flow.waiting < 0.05
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
@@ -69,18 +73,15 @@ def test_games_shorter_than_an_update_are_played_while_it_is_made(lengths):
 
 
 def test_auto_takes_the_games_that_give_a_mean_age_of_one_update():
-    outcome, flow = play("fixed", ENGINE_BOUND, workers=None)
-    assert flow.workers == pytest.approx(2 * BATCH / outcome.per_game, abs=1)
+    outcome, buffer = play("fixed", ENGINE_BOUND, workers=None)
+    assert buffer.flow.workers == pytest.approx(2 * BATCH / outcome.per_game, abs=1)
     assert outcome.mean("age", 10) < 1.1 + 1 + 1
     assert outcome.lost(0) < 0.02
 
 
 def test_what_passes_the_largest_age_is_dropped_by_whole_games_and_counted():
     """Games of 60 turns last six times as long as those the bound is made for."""
-    buffer = buffer_for("half_and_half", 192, batch_size=BATCH, max_size=2 * BATCH, max_age=8)
-    outcome = simulate(
-        buffer, workers=192, batch_size=BATCH, lengths="half_and_half", updates=40, **ENGINE_BOUND
-    )
+    outcome, _ = play("half_and_half", ENGINE_BOUND, updates=40, max_age=8)
     assert max(update.oldest for update in outcome.updates) <= 8
     assert outcome.lost(0) > 0.1
 
@@ -90,12 +91,10 @@ def test_what_passes_the_largest_age_is_dropped_by_whole_games_and_counted():
 @pytest.mark.parametrize("update_s", [0.5, 12.0])
 def test_with_a_version_published_every_few_updates_little_is_lost(save_every, delay, update_s):
     """Engine-bound and learner-bound: one update more than that may games be old."""
-    machine = {"turns_per_s": 100.0, "turn_s": 0.5, "update_s": update_s, "save_every": save_every}
-    settings = {"max_staleness": save_every + 1, "save_every": save_every}
-    buffer = buffer_for("uniform", 384, batch_size=384, batch_delay=delay, max_size=768, **settings)
-    outcome = simulate(
-        buffer, workers=384, batch_size=384, lengths="uniform", updates=50, **machine
-    )
+    machine = LEARNER_BOUND | {"update_s": update_s, "save_every": save_every}
+    settings = {"max_staleness": save_every + 1, "save_every": save_every, "batch_delay": delay}
+    settings |= {"workers": 384, "batch_size": 384, "updates": 50}
+    outcome, _ = play("uniform", machine, **settings)
     assert outcome.lost(0, 10) < 0.15
     assert outcome.lost(10) < 0.05
     if update_s > 1:
@@ -104,9 +103,9 @@ def test_with_a_version_published_every_few_updates_little_is_lost(save_every, d
 
 def test_games_of_several_batches_are_as_many_as_the_learner_needs():
     """While one of 400 turns plays alone, the learner waits for most of the time."""
-    machine = {"turns_per_s": 100.0, "turn_s": 0.05, "update_s": 0.5}
-    buffer = buffer_for("long", 96, max_size=2000, max_staleness=10)
-    outcome = simulate(buffer, workers=96, batch_size=96, lengths="long", updates=100, **machine)
+    machine = ENGINE_BOUND | {"turn_s": 0.05}
+    settings = {"workers": 96, "batch_size": 96, "max_size": 2000, "max_staleness": 10}
+    outcome, _ = play("long", machine, updates=100, **settings)
     assert outcome.turns / outcome.updates[-1].time > 0.85 * 100
     assert outcome.lost(0) < 0.05
 
@@ -114,18 +113,9 @@ def test_games_of_several_batches_are_as_many_as_the_learner_needs():
 @pytest.mark.parametrize("group_size", [4, 8])
 @pytest.mark.parametrize("update_s", [2.0, 20.0])
 def test_of_groups_little_is_lost(group_size, update_s):
-    machine = {"turns_per_s": 100.0, "turn_s": 0.05, "update_s": update_s}
-    settings = {"batch_size": 32, "max_size": 64, "games": ()}
-    buffer = buffer_for("uniform", 64, EpisodeBuffer, **settings)
-    outcome = simulate(
-        buffer,
-        workers=64,
-        batch_size=32,
-        lengths="uniform",
-        updates=60,
-        group_size=group_size,
-        **machine,
-    )
+    machine = {"turns_per_s": 100.0, "turn_s": 0.05, "update_s": update_s, "group_size": group_size}
+    settings = {"kind": EpisodeBuffer, "workers": 64, "batch_size": 32, "games": ()}
+    outcome, _ = play("uniform", machine, **settings)
     assert outcome.lost(20) < 0.05
     if update_s > 10:
         assert outcome.waiting(20) < 0.05
@@ -134,12 +124,8 @@ def test_of_groups_little_is_lost(group_size, update_s):
 
 
 def test_a_group_waits_for_its_last_game_and_the_wait_is_known():
-    lengths = "half_and_half"
-    buffer = buffer_for(
-        lengths, 64, EpisodeBuffer, batch_size=16, max_size=64, max_staleness=3, games=()
-    )
-    outcome = simulate(
-        buffer, workers=64, batch_size=16, lengths=lengths, updates=30, group_size=4, **ENGINE_BOUND
-    )
+    settings = {"kind": EpisodeBuffer, "workers": 64, "batch_size": 16, "max_size": 64}
+    settings |= {"max_staleness": 3, "games": (), "updates": 30}
+    outcome, buffer = play("half_and_half", ENGINE_BOUND | {"group_size": 4}, **settings)
     assert buffer.group_wait > 0.5
     assert outcome.mean("in_progress", 20) > 0.9 * 64

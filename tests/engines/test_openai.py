@@ -52,31 +52,25 @@ class Handler(ChatHandler):
             self.send(200, ANSWERS.get(mood, completion("[4]")))
 
 
+def said(message: str, **more: Any) -> dict[str, Any]:
+    return {"message": message, **more}
+
+
 #: Statuses and errors of servers for messages that are too long.
 TOO_LONG: dict[str, tuple[int, Any]] = {
-    "OpenAI": (400, {"message": "too much", "code": "context_length_exceeded"}),
-    "vLLM": (400, {"message": "This model's maximum context length is 8 tokens."}),
-    "a new vLLM": (
-        400,
-        {"message": "The prompt (length 9) is longer than the maximum model length"},
-    ),
-    "SGLang": (400, {"message": "The input (9 tokens) is longer than the model's context length"}),
+    "OpenAI": (400, said("too much", code="context_length_exceeded")),
+    "vLLM": (400, said("This model's maximum context length is 8 tokens.")),
+    "a new vLLM": (400, said("The prompt (length 9) is longer than the maximum model length")),
+    "SGLang": (400, said("The input (9 tokens) is longer than the model's context length")),
     "llama.cpp": (
         400,
-        {
-            "code": 400,
-            "message": "request (9 tokens) exceeds the available context size (8 tokens)",
-            "type": "exceed_context_size_error",
-        },
+        said("request (9 tokens) exceeds the available context size (8 tokens)", code=400),
     ),
-    "llama.cpp, while it answers": (500, {"message": "Context size has been exceeded."}),
-    "llama-cpp-python": (400, {"message": "Requested tokens (9) exceed context window of 8"}),
-    "Anthropic": (400, {"message": "prompt is too long: 9 tokens > 8 maximum"}),
-    "Anthropic, with the answer": (
-        400,
-        {"message": "input length and `max_tokens` exceed context limit: 5 + 4 > 8"},
-    ),
-    "Anthropic, in bytes": (413, {"message": "Request exceeds the maximum size"}),
+    "llama.cpp, while it answers": (500, said("Context size has been exceeded.")),
+    "llama-cpp-python": (400, said("Requested tokens (9) exceed context window of 8")),
+    "Anthropic": (400, said("prompt is too long: 9 tokens > 8 maximum")),
+    "Anthropic, with the answer": (400, said("input length and `max_tokens` exceed context limit")),
+    "Anthropic, in bytes": (413, said("Request exceeds the maximum size")),
     "LM Studio": (400, "the model is loaded with context length of only 8 tokens"),
     "LM Studio, without a status": (200, "Context size has been exceeded."),
     "Ollama": (400, {"message": "the input length exceeds the context length"}),
@@ -86,9 +80,9 @@ TOO_LONG: dict[str, tuple[int, Any]] = {
         "Given: 9 `inputs` tokens and 1 `max_new_tokens`",
     ),
     "text-generation-inference, alone": (422, "`inputs` must have less than 8 tokens. Given: 9"),
-    "xAI": (400, {"message": "This model's maximum prompt length is 8 but the request has 9"}),
-    "Gemini": (400, {"message": "The input token count (9) exceeds the maximum number of tokens"}),
-    "Bedrock": (400, {"message": "Input is too long for requested model."}),
+    "xAI": (400, said("This model's maximum prompt length is 8 but the request has 9")),
+    "Gemini": (400, said("The input token count (9) exceeds the maximum number of tokens")),
+    "Bedrock": (400, said("Input is too long for requested model.")),
 }
 #: Those for requests that are wrong in another way.
 OTHERS: dict[str, tuple[int, str]] = {

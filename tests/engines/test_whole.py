@@ -29,6 +29,11 @@ CACHED = {
         "head_dim": 8,
     },
     "mixtral": {"num_local_experts": 4, "head_dim": 8},
+    "llama": {"num_key_value_heads": 1, "head_dim": 8},
+    "qwen2": {"head_dim": 8},
+    "qwen3": {"head_dim": 8},
+    "phi3": {"sliding_window": 4, "head_dim": 8},
+    "mistral": {"sliding_window": 4, "head_dim": 8},
 }
 WHOLE = {
     "openai-gpt": BARE,

@@ -98,17 +98,15 @@ class ThreadedEngine(LocalEngine):
         Raises EngineError for a prompt without room for an answer, a policy that does not load, a
         failed computation, and when the engine closes; EngineDeadError when it cannot go on.
         """
-        future, caller = _future_caller(on_tokens)
-        self.ask([(tuple(prompt_token_ids), params, policy, caller)])
-        completion = await self._unless_cancelled(future, caller)
+        submit = partial(self._core.submit, tuple(prompt_token_ids), params, policy)
+        completion = await self._answer(submit, on_tokens)
         assert completion is not None
         return completion
 
     def ask(self, questions: Iterable[Question]) -> None:
-        submit = self._core.submit
         self._put(
             [
-                (partial(submit, prompt, params, policy), caller)
+                (partial(self._core.submit, prompt, params, policy), caller)
                 for prompt, params, policy, caller in questions
             ]
         )
@@ -119,9 +117,7 @@ class ThreadedEngine(LocalEngine):
                 caller.gone = self._cancelled = True
 
     async def load(self, policy: PolicyRef) -> None:
-        future, caller = _future_caller()
-        self._put([(partial(self._core.load, policy), caller)])
-        await self._unless_cancelled(future, caller)
+        await self._answer(partial(self._core.load, policy))
 
     async def sleep(self) -> None:
         await self._take_turn(rest=True)
@@ -159,7 +155,11 @@ class ThreadedEngine(LocalEngine):
                 return
         self._fail(caller for _, caller in calls)
 
-    async def _unless_cancelled(self, future: _Future, caller: Caller) -> Completion | None:
+    async def _answer(
+        self, submit: Callable[[], int], on_tokens: OnTokens | None = None
+    ) -> Completion | None:
+        future, caller = _future_caller(on_tokens)
+        self._put([(submit, caller)])
         try:
             return await future
         except asyncio.CancelledError:
