@@ -163,7 +163,6 @@ RATIOS = [0.5, 0.9, 1.1, 1.5, 5.0]
     ],
 )
 def test_clipping_by_hand(advantage, dual_clip, loss, gradient, clipped):
-    """Of a good and of a bad action; the dual clip bounds the bad one only."""
     inputs = make_inputs(
         [[math.log(r) - 1.0 for r in RATIOS]],
         proximal_logprobs=[[-1.0] * 5],

@@ -199,7 +199,6 @@ def test_without_legal_tokens_the_kl_is_estimated(missing):
 
 
 def test_tokens_without_legal_ones_alone_are_as_if_none_were_asked_for():
-    """No place of the micro-batch has any: each term falls back, and nothing is nan."""
     none = torch.full((2, 3, 2), -math.inf)
     settings = {"proximal_coef": 0.3, "entropy_coef": 0.1}
     by_legal = reinforce(kl=KlConfig(coef=0.2, over="legal"), entropy_over="legal", **settings)

@@ -153,7 +153,6 @@ def test_strictly_on_policy_groups_meet_the_batch_exactly():
 
 @given(equal=st.floats(0, 0.8), seed=st.integers(0, 100), staleness=st.integers(0, 2))
 def test_replaced_groups_leave_whole_batches_with_advantages(equal, seed, staleness):
-    """Games of replaced groups free their places at once, and no game goes stale by it."""
     rng = random.Random(seed)
     buffer = buffer_of(
         EpisodeBuffer, batch_size=16, max_staleness=staleness, max_replaced=10**6, seed=seed
@@ -236,7 +235,6 @@ def test_with_staleness_games_start_while_the_learner_works():
 def test_no_game_goes_stale_in_any_order_of_playing_learning_publishing(
     staleness, delay, seed, kind
 ):
-    """The learner is slower than the games, and versions are published late."""
     rng = random.Random(seed)
     buffer = buffer_of(
         kind, batch_size=8, max_size=64, max_staleness=staleness, samples_per_game=2.0, seed=seed

@@ -81,7 +81,6 @@ def test_any_parquet_reader_sees_the_columns(tmp_path):
 
 @pytest.mark.parametrize("form", ["parquet", "csv"])
 def test_a_file_of_version_0_1_0_is_read(tmp_path, form):
-    """Every sample was of a game then."""
     new, old = tmp_path / f"new.{form}", tmp_path / f"old.{form}"
     write_batch(new, BATCH, texts_of)
     if form == "csv":

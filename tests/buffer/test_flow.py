@@ -102,7 +102,6 @@ def test_with_a_version_published_every_few_updates_little_is_lost(save_every, d
 
 
 def test_games_of_several_batches_are_as_many_as_the_learner_needs():
-    """While one of 400 turns plays alone, the learner waits for most of the time."""
     machine = ENGINE_BOUND | {"turn_s": 0.05}
     settings = {"workers": 96, "batch_size": 96, "max_size": 2000, "max_staleness": 10}
     outcome, _ = play("long", machine, updates=100, **settings)

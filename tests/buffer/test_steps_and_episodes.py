@@ -14,6 +14,13 @@ def buffer_of(kind, **settings):
     return kind(BufferSettings(**{**defaults, **settings}))
 
 
+def restored(buffer, **settings):
+    """A buffer with the state of another, as a checkpoint holds it."""
+    again = buffer_of(type(buffer), **settings)
+    again.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
+    return again
+
+
 @pytest.fixture(params=[StepBuffer, EpisodeBuffer])
 def kind(request):
     return request.param
@@ -77,8 +84,7 @@ def test_all_turns_of_a_game_are_as_old_as_its_newest_one(kind, samples):
     buffer.set_version(3)
     buffer.add([joined(make_game("a", (0, 1, 3)), make_game("a", (0,), [1]))])
     assert buffer.size() == samples
-    again = buffer_of(kind)
-    again.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
+    again = restored(buffer)
     for each in (buffer, again):
         assert each.set_version(4) == 0
         assert each.draw(samples, version=4).facts["min_version"] == 0
@@ -97,7 +103,6 @@ def test_on_policy_a_game_is_as_old_as_its_oldest_turn(kind):
 
 
 def test_on_policy_the_learner_waits_for_the_games_in_progress(kind):
-    """Their turns would be too old after the update."""
     buffer = buffer_of(kind, max_staleness=0, samples_per_game=1.0)
     assert buffer.reserve(2) == 2
     buffer.add([make_game(f"g{index}") for index in range(4)])
@@ -186,7 +191,6 @@ def test_later_games_of_a_group_that_was_dropped_are_refused_and_counted():
 
 
 def test_a_group_is_as_old_as_its_last_game():
-    """Short games wait for the long ones of their group."""
     buffer = buffer_of(EpisodeBuffer)
     buffer.add(group_game("x", 0, version=0))
     assert buffer.set_version(1) == 0
@@ -222,7 +226,6 @@ def test_on_policy_a_late_stale_episode_drops_its_group():
 
 
 def test_a_group_is_complete_without_the_games_that_are_passed_over():
-    """Their episodes were filtered; those that are left are drawn together."""
     buffer = buffer_of(EpisodeBuffer)
     buffer.add([Shaped([], "x", 3)])
     buffer.add(group_game("x", 0, size=3))
@@ -287,27 +290,26 @@ def test_beyond_the_limit_groups_of_equal_scores_fill_the_batch():
 def test_a_restored_buffer_goes_on_counting_what_it_left_out():
     buffer = buffer_of(EpisodeBuffer, max_replaced=6)
     buffer.add(scored_group("equal", [(0.0, 0.0)] * 2))
-    restored = buffer_of(EpisodeBuffer, max_replaced=6)
-    restored.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
-    restored.add(scored_group("as equal", [(0.0, 0.0)] * 2))
-    assert restored.drawable() == 4
+    again = restored(buffer, max_replaced=6)
+    again.add(scored_group("as equal", [(0.0, 0.0)] * 2))
+    assert again.drawable() == 4
 
 
 def test_a_restored_buffer_makes_the_same_draws(kind):
-    buffer, restored = buffer_of(kind, max_size=30), buffer_of(kind, max_size=30, seed=9)
+    buffer = buffer_of(kind, max_size=30)
     for index in range(40):
         buffer.add([make_game(f"g{index}", (0, index % 3))])
         buffer.add(group_game(f"grp{index // 2}", index % 2, version=1))
     buffer.add(group_game("open", 0, version=1))
     buffer.set_version(1)
     buffer.add([Shaped([], "short", 2)])
-    restored.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
-    assert json.dumps(restored.state_dict()) == json.dumps(buffer.state_dict())
-    for each in (buffer, restored):
+    again = restored(buffer, max_size=30, seed=9)
+    assert json.dumps(again.state_dict()) == json.dumps(buffer.state_dict())
+    for each in (buffer, again):
         each.add(group_game("open", 1, version=1))
         each.add(group_game("short", 0, version=1))
-    assert restored.draw(8, version=2) == buffer.draw(8, version=2)
-    assert restored.size() == buffer.size()
+    assert again.draw(8, version=2) == buffer.draw(8, version=2)
+    assert again.size() == buffer.size()
 
 
 def test_the_state_of_another_kind_is_refused():
@@ -351,9 +353,7 @@ def test_a_policy_that_begins_anew_learns_from_no_former_version(kind):
     buffer.add([make_game("late", (3, 4))])
     assert buffer.size() == 0
     buffer.add([make_game("new", (4, 5))])
-    resumed = buffer_of(kind, batch_size=1, max_staleness=9)
-    resumed.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
-    for each in (buffer, resumed):
+    for each in (buffer, restored(buffer, batch_size=1, max_staleness=9)):
         before = each.size()
         each.add([make_game("later", (4,))])
         assert each.size() == before > 0

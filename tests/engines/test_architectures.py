@@ -32,7 +32,6 @@ def model(request):
 
 @pytest.mark.parametrize("padding", [(0, 0, 0), (3, 0, 7)], ids=["even", "padded"])
 def test_grouped_attention_equals_eager_attention_and_repeats_no_keys(model, padding, monkeypatch):
-    """The reference is transformers' "eager" attention: two matrix products and a softmax."""
     plain = copy.deepcopy(model).eval()
     plain.set_attn_implementation("eager")
     shared = copy.deepcopy(model).eval()

@@ -91,7 +91,6 @@ def failing(module: Any, error: Exception) -> Iterator[None]:
 
 @pytest.mark.parametrize("when", ["forward", "load"])
 def test_a_lost_device_ends_the_engine(base, make_core, make_adapter, when, monkeypatch):
-    """A failed assertion in a kernel makes every later call fail, too."""
     core = make_core()
 
     def fail(*_, **__):

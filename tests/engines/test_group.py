@@ -11,7 +11,6 @@ from .answers import BASE_POLICY, ask, ask_all, completion_of, direct_logprobs, 
 
 
 def test_equal_prompts_are_read_once_and_answered_as_if_alone(make_core):
-    """As the first turns of many games, and the groups of GRPO, are asked."""
     rng = random.Random(0)
     positions = [words(rng, 20, 40) for _ in range(3)]
     prompts = [rng.choice(positions) for _ in range(20)]
@@ -45,7 +44,6 @@ def test_a_prompt_of_several_requests_is_known_to_later_ones(make_core, make_ada
 
 
 def test_answers_that_are_equal_so_far_are_one_row(base, make_core):
-    """Kuhn poker has twelve positions: 512 games ask for few different sequences."""
     core, rows = make_core(max_model_len=64), list[int]()
 
     def record(_module, _args, given):

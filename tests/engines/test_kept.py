@@ -87,7 +87,6 @@ def test_kept_keys_and_values_change_no_token(make_core):
 
 
 def test_an_episode_reads_each_token_once(make_core):
-    """Twenty turns: the tokens read grow with the episode's length, not with its square."""
     core, rng = make_core(max_model_len=512), random.Random(0)
     history = words(rng, 20, 20)
     for _ in range(20):
@@ -194,7 +193,6 @@ KEYS = [PolicyKey("a", "/a"), PolicyKey("b", "/b")]
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_the_longest_kept_beginning_is_found_and_nothing_else(data):
-    """The reference is a list that is searched from its end."""
     kept, held = KeptRows(), list[tuple[PolicyKey, tuple[int, ...]]]()
     tokens = st.lists(st.integers(0, 1), min_size=1, max_size=6).map(tuple)
     for _ in range(data.draw(st.integers(1, 30))):
@@ -227,7 +225,6 @@ def test_the_longest_kept_beginning_is_found_and_nothing_else(data):
 
 
 def test_lookup_takes_time_in_proportion_to_the_prompt():
-    """A thousand kept conversations do not make it slower: entries are not compared one by one."""
     compared = 0
 
     class Counting(tuple[int, ...]):

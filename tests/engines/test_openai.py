@@ -229,7 +229,6 @@ async def test_an_unusable_answer_is_an_engine_error(server, mood, config, messa
 
 
 async def test_a_conversation_that_does_not_fit_is_told_apart_from_other_refusals(server):
-    """A game is cut there, where it would fail after another error."""
     player = ApiPlayer(_config(server), 0)
     for server.mood in (*TOO_LONG, *OTHERS):
         with pytest.raises(EngineError) as caught:

@@ -2,9 +2,8 @@
 
 The base model is computed once for the whole batch. To its linear layers each row adds what its
 LoRA adapter adds: x A B, with factors A [I, r] and B [r, O] (Hu et al. 2021, "LoRA"), in one
-batched product for all versions (Chen et al. 2023, "Punica", have a kernel for GPUs). Linear layers
-that are changed in another way, as by DoRA, compute the rows of one version after the other.
-Versions that differ in anything else cannot be mixed.
+batched product for all versions (Chen et al. 2023, "Punica", have a kernel for GPUs). Versions that
+differ in anything else, as by DoRA, cannot be mixed.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from rlforge.engines.versions import BASE, PolicyKey
 from rlforge.models.last_layer import EXACT, difference, trial_tokens
@@ -29,10 +29,6 @@ log = logging.getLogger(__name__)
 #: A and B of a layer, the latter times the adapter's scale.
 Factors = tuple[Tensor, Tensor]
 
-#: How each of several versions changes a layer: all by factors [V, I, r] and [V, r, O], or each by
-#: a layer of its own (None: not at all).
-_Changes = Factors | list[nn.Module | None]
-
 
 @dataclass(slots=True, eq=False)
 class _Rows:
@@ -41,28 +37,22 @@ class _Rows:
     Attributes:
         of [B]: Version of each row.
         keys [V]: The versions.
-        members [V]: Rows of each version.
-        padded [V * M]: The same in one tensor, each version filled up with row 0.
+        padded [V * M]: Rows of each version, as many for each, filled up with row 0.
         places [B]: Place of each row in ``padded``.
         read: Input of the last layer, and its rows in the order of ``padded``.
     """
 
     of: Sequence[PolicyKey | None]
     keys: Sequence[PolicyKey]
-    members: Sequence[Tensor]
     padded: Tensor
     places: Tensor
     read: tuple[Tensor, Tensor] | None = None
 
-    def one_by_one(self, x: Tensor) -> Tensor:
-        """Reshape x [B, T, I], or [1, B * T, I], to [B, T, I]."""
-        return x.reshape(len(self.places), -1, x.shape[-1])
-
     def by_version(self, x: Tensor) -> Tensor:
-        """The rows of x as [V, M * T, I]."""
+        """The rows of x [B, T, I], or [1, B * T, I], as [V, M * T, I]."""
         # Queries, keys and values have the same input.
         if self.read is None or self.read[0] is not x:
-            rows = self.one_by_one(x).index_select(0, self.padded)
+            rows = x.reshape(len(self.places), -1, x.shape[-1]).index_select(0, self.padded)
             self.read = x, rows.view(len(self.keys), -1, x.shape[-1])
         return self.read[1]
 
@@ -88,7 +78,7 @@ class Mixture:
         return key in self._layers
 
     def add(self, key: PolicyKey, version: nn.Module) -> None:
-        """Let rows be of ``version``, if it differs from the base in linear layers alone."""
+        """Let rows be of ``version``, if it differs from the base by plain LoRA alone."""
         theirs, layers = dict(version.named_modules()), dict[str, nn.Module]()
         for name, module in self._modules.items():
             other = theirs.get(name)
@@ -96,7 +86,7 @@ class Mixture:
                 return
             if _shares_all(module, other):
                 continue
-            if not isinstance(module, LINEAR):
+            if not isinstance(module, LINEAR) or _factors_of(other) is None:
                 return
             layers[name] = other
         self._layers[key] = layers
@@ -117,8 +107,8 @@ class Mixture:
     def forget(self) -> None:
         """Free what was prepared for the rows of the last pass."""
         #: The rows of the pass under way or the last one, and how their versions change each layer.
-        self.rows = _Rows([], [], [], torch.empty(0), torch.empty(0))
-        self._changes: dict[str, _Changes | None] = {}
+        self.rows = _Rows([], [], torch.empty(0), torch.empty(0))
+        self._changes: dict[str, Factors | None] = {}
 
     @contextlib.contextmanager
     def of(self, keys: Sequence[PolicyKey | None]) -> Iterator[nn.Module]:
@@ -133,11 +123,11 @@ class Mixture:
         finally:
             self.rows.read = None
 
-    def changes(self, name: str) -> _Changes | None:
-        """How the versions of the pass change layer ``name``; None: not at all."""
+    def changes(self, name: str) -> Factors | None:
+        """Factors [V, I, r] and [V, r, O] for layer ``name`` of the versions of the pass."""
         if name not in self._changes:
             layers = [self._layers[key].get(name) for key in self.rows.keys]
-            self._changes[name] = (_stacked(layers) or layers) if any(layers) else None
+            self._changes[name] = _stacked(layers) if any(layers) else None
         return self._changes[name]
 
     @torch.inference_mode()
@@ -178,16 +168,9 @@ class MixedLayer(nn.Module):
             return out
         if x.dim() != 3 or args or kwargs:
             raise TypeError(f"{self._name} does not get its rows alone, one after the other")
-        if isinstance(changes, tuple):
-            into, back = changes
-            added = torch.bmm(torch.bmm(rows.by_version(x).to(into.dtype), into), back)
-            return out.add_(rows.from_versions(added).view_as(out))
-        given, computed = rows.one_by_one(x), rows.one_by_one(out)
-        for layer, members in zip(changes, rows.members, strict=True):
-            if layer is not None:
-                own = layer(given.index_select(0, members))
-                computed = computed.index_copy(0, members, own)
-        return computed.view_as(out)
+        into, back = changes
+        added = torch.bmm(torch.bmm(rows.by_version(x).to(into.dtype), into), back)
+        return out.add_(rows.from_versions(added).view_as(out))
 
 
 def _sorted_rows(keys: Sequence[PolicyKey | None], device: torch.device) -> _Rows:
@@ -202,10 +185,8 @@ def _sorted_rows(keys: Sequence[PolicyKey | None], device: torch.device) -> _Row
     places[order] = np.arange(len(keys)) + begins[versions[order]]
     padded = np.zeros(len(used) * most, dtype=np.int64)
     padded[places] = np.arange(len(keys))
-    members, padded_rows, places_of = (
-        torch.from_numpy(each).to(device) for each in (order, padded, places)
-    )
-    return _Rows(list(keys), used, torch.split(members, counts.tolist()), padded_rows, places_of)
+    in_order, back = (torch.from_numpy(each).to(device) for each in (padded, places))
+    return _Rows(list(keys), used, in_order, back)
 
 
 def all_factors(model: nn.Module) -> dict[str, Factors]:
@@ -238,17 +219,17 @@ def _factors_of(layer: Any) -> Factors | None:
     return into.t().contiguous(), (back.t() * layer.scaling[name]).contiguous()
 
 
-def _stacked(layers: Sequence[nn.Module | None]) -> Factors | None:
-    """Factors of all layers in two tensors, zero for None; None where one has others."""
+def _stacked(layers: Sequence[nn.Module | None]) -> Factors:
+    """Factors of all layers in two tensors, zero for None and beyond a lower rank."""
     found = [None if layer is None else _factors_of(layer) for layer in layers]
     some = [each for each in found if each is not None]
-    if len(some) < sum(layer is not None for layer in layers):
-        return None
-    if len({into.shape for into, _ in some}) > 1:
-        return None
+    rank = max(into.shape[1] for into, _ in some)
     nothing = tuple(torch.zeros_like(each) for each in some[0])
     into, back = zip(*(each or nothing for each in found), strict=True)
-    return torch.stack(into), torch.stack(back)
+    return (
+        torch.stack([pad(each, (0, rank - each.shape[1])) for each in into]),
+        torch.stack([pad(each, (0, 0, 0, rank - each.shape[0])) for each in back]),
+    )
 
 
 def _shares_all(module: nn.Module, other: nn.Module) -> bool:
