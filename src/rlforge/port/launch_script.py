@@ -222,7 +222,6 @@ class _Reader:
             self._own |= {name: Unread(source=name) for one in outer for name in one.names}
 
     def _name(self, name: str, path: str) -> None:
-        """Bind a name to something outside of the script, or to a class."""
         self._aliases[name] = path
         self._own.pop(name, None)
         if self._loose and name in self._globals:
@@ -245,7 +244,6 @@ class _Reader:
                     self._method(held, "__setitem__", [key, found], {}, target)
 
     def _read(self, node: ast.expr) -> Any:
-        """The value of an expression, or ``Unread``; notes its calls."""
         match node:
             case ast.Constant(value=None | bool() | int() | float() | str()):
                 return node.value
@@ -299,7 +297,7 @@ class _Reader:
         return Unread(source=ast.unparse(node))
 
     def _items(self, nodes: Iterable[ast.expr]) -> list[Any]:
-        """The values of the items of a list; it ends with ``*ITEMS`` that are not known."""
+        # It ends with ``*ITEMS`` that are not known.
         items: list[Any] = []
         for node in nodes:
             if not isinstance(node, ast.Starred):
@@ -311,7 +309,7 @@ class _Reader:
         return items
 
     def _table(self, entries: Iterable[tuple[Any, ast.expr]]) -> Names:
-        """A mapping. entries: a key, as text or expression, or None for ``**``, and its value."""
+        # A key is a text or an expression, or None for ``**``.
         table: Names = {}
         for key, inner in entries:
             name = self._read(key) if isinstance(key, ast.expr) else key
@@ -391,7 +389,7 @@ class _Reader:
     def _method(
         self, held: Any, name: str, arguments: list[Any], keywords: Names, node: ast.AST
     ) -> Any:
-        """Evaluate a method of a list or a mapping; forget the object where that is not sure."""
+        # Where the effect is not sure, the object is forgotten.
         unsure, sets = Unread(source=ast.unparse(node)), name == "__setitem__"
         if sets and self._loose:  # the item may be set or not
             arguments[1] = unsure
