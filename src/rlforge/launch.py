@@ -194,6 +194,7 @@ def sweep(
     first, *_ = [_composed(job, config_dir, root)[0] for job in jobs]
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     sweep_dir = Path("runs") / first.name / f"sweep_{stamp}"
+    # A launcher may run the jobs in other processes.
     os.environ["RLFORGE_CONFIG_DIR"] = str(config_dir.resolve()) if config_dir else ""
     own = [*SWEEP, f"hydra.sweep.dir={sweep_dir}"]
     own += [f"hydra.searchpath=[file://{config_dir.resolve()}]"] if config_dir else []
@@ -265,7 +266,7 @@ def new_run_dir(config: PolicyConfig) -> Path:
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     base = Path("runs") / config.name
     path, number = base / stamp, 1
-    while path.exists():
+    while path.exists():  # two runs may start in one second
         path, number = base / f"{stamp}.{number}", number + 1
     return path
 

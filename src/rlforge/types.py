@@ -275,7 +275,6 @@ class GameSpec:
 
     @property
     def learner(self) -> str:
-        """Name of the policy that learns from the game."""
         return next((seat.policy.name for seat in self.seats if seat.trained), "")
 
 

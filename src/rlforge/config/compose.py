@@ -201,6 +201,7 @@ def from_hydra(
         for group, option in composed.hydra.runtime.choices.items()
         if option is not None and not str(group).startswith("hydra/")
     }
+    # Messages about unknown keys name keys of the algorithm that is chosen.
     defaults = root()
     with contextlib.suppress(ConfigError, OmegaConfBaseException):  # said when it is validated
         algorithm = algorithm_config(str(composed.algorithm.name))()

@@ -50,6 +50,7 @@ def keys(*prefixes: str) -> list[Key]:
         'int in [0, 9223372036854775807]'
     """
     found: dict[str, Key] = {}
+    # Games first: of a key that several kinds have, their text counts.
     for root in reversed(all_roots()):
         for field in dataclasses.fields(root):
             if field.name == "algorithm":
@@ -206,7 +207,6 @@ HEAD = ["", "| key | type | default | meaning |", "|---|---|---|---|"]
 
 
 def render() -> str:
-    """The whole page."""
     lines = [HEADER, "## Top level", *HEAD]
     for name in ("name", "seed", "run_dir", "prompts", "policies"):
         lines += map(_row, _keys(RunConfig, "", only=name))

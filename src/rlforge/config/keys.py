@@ -63,12 +63,11 @@ def kinds_with(key: str, said: str) -> str:
 
 
 def all_keys(node: Any = RunConfig, prefix: str = "") -> list[str]:
-    """All dotted keys of a configuration class."""
     keys = []
     for field in dataclasses.fields(node):
         name = f"{prefix}{field.name}"
         keys.append(name)
-        if name == "algorithm":
+        if name == "algorithm":  # any may be chosen
             for cls in ALGORITHM_CONFIGS.values():
                 keys += all_keys(cls, "algorithm.")
         elif nested := nested_class(field):

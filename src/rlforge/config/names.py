@@ -121,7 +121,6 @@ class Kind:
             raise kind(f"{self.noun} {name!r} fails: {described(error)}") from error
 
     def has_own(self, name: str) -> bool:
-        """Whether ``name`` is rlforge's."""
         families = {form.partition(":")[0] for form in self.forms}
         return name in self._built_in or (":" in name and name.partition(":")[0] in families)
 
@@ -229,6 +228,7 @@ def _import(target: str) -> Any:
 
 def from_outside(error: BaseException) -> bool:
     """Whether an exception is a cancellation or Ctrl-C, and not of the code that it ends."""
+    # Ctrl-C reaches the main thread alone: elsewhere the code itself has raised it.
     main = threading.current_thread() is threading.main_thread()
     return isinstance(error, CancelledError) or (main and isinstance(error, KeyboardInterrupt))
 

@@ -17,7 +17,6 @@ from rlforge.errors import ConfigError, check_type, nearest
 
 
 def key_of(override: Override) -> str:
-    """The key or group that an override sets."""
     return str(override.get_key_element()).lstrip("+~/").split("@")[0].split("/")[0]
 
 
@@ -90,10 +89,12 @@ def in_grammar(given: object, quote: str = "'") -> str:
     if isinstance(given, Integral):  # numpy's, too
         return str(int(given))
     text = str(given)
+    # Hydra would not read these as texts.
     reserved = text.lower() in ("null", "true", "false", "nan", "inf")
     if re.fullmatch(r"[A-Za-z_][\w./:-]*", text, re.ASCII) and not reserved:
         return text
     escaped = re.sub(rf"(\\*){quote}", rf"\1\1\\{quote}", text)
+    # A backslash would escape the closing quote.
     trailing = len(escaped) - len(escaped.rstrip("\\"))
     return quote + escaped + "\\" * trailing + quote
 

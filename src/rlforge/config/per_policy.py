@@ -38,7 +38,6 @@ def entries(config: PolicyConfig) -> Mapping[str, PolicyEntry]:
 
 
 def without_entries(config: C) -> C:
-    """The configuration without ``policies``."""
     nothing: dict[str, Any] = {"policies": {}} if entries(config) else {}
     return dataclasses.replace(config, **nothing)
 
@@ -74,7 +73,7 @@ def of_policy(config: C, name: str) -> C:
         if group == "algorithm" and values.get("name", base.name) != base.name:
             if (problem := ALGORITHMS.problem(values["name"])) is not None:
                 raise ConfigError(f"policies.{name}.algorithm.name={values['name']}: {problem}")
-            base = algorithm_config(values["name"])()
+            base = algorithm_config(values["name"])()  # keys that are not given are its defaults
         try:
             groups[group] = with_values(base, values) if values else base
         except InvalidValuesError as error:

@@ -116,7 +116,6 @@ def policy_clashes(
 
 
 def _unknown(known: Mapping[str, PolicyEntry]) -> Iterator[Problem]:
-    """Names that are no policies."""
     for name, entry in known.items():
         named = {"opponents": entry.opponents or [], "reset.to": [entry.reset.to]}
         for key, others in named.items():

@@ -30,7 +30,6 @@ _OWN = ("data", "learner", "algorithm")
 
 
 def compose_any(overrides: Sequence[str], config_dir: Path | None = None) -> Composed[Any]:
-    """Compose a run of any kind."""
     return compose_run(overrides, config_dir, root_of(overrides, config_dir))
 
 
@@ -174,6 +173,7 @@ def _experiment(overrides: Sequence[str], dirs: Sequence[Path]) -> _Named:
 
 def _named_by(experiment: str, dirs: Sequence[Path], seen: frozenset[str]) -> _Named:
     """An experiment with the ones that it builds on; empty where it is unreadable."""
+    # The user's own folder is the last.
     paths = (folder / "experiment" / f"{experiment}.yaml" for folder in reversed(dirs))
     path = next((path for path in paths if path.is_file()), None)
     if path is None or experiment in seen:

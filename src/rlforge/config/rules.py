@@ -54,6 +54,7 @@ class Group:
         if kind is not cls:
             return adapter(kind).validate_python(value, context=info.context)
         made = handler(value)
+        # Past ``__setattr__``, which sets a field once.
         vars(made).update((name, _frozen(inside)) for name, inside in vars(made).items())
         if info.context is not _EACH_ALONE and (found := list(made.clashes())):
             raise ClashError([Wrong(key, value_at(made, key), why) for key, why in found])
@@ -99,6 +100,7 @@ class _List(list[Any]):
     append = extend = insert = remove = pop = clear = sort = reverse = _refuse
     __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
 
+    # To unpickle a list is to append to it.
     def __reduce__(self) -> Any:
         return type(self), (list(self),)
 
@@ -220,7 +222,6 @@ class Length:
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is an http:// or https:// address."""
     try:
         parts = urlsplit(text)
         # To read a port that is no number up to 65535 raises.
@@ -329,7 +330,6 @@ def parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def adapter(cls: type) -> Any:
-    """The ``pydantic.TypeAdapter`` of a class."""
     from pydantic import TypeAdapter
 
     if cls not in _ADAPTERS:

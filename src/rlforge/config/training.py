@@ -228,6 +228,7 @@ class AlgorithmConfig(Group):
 
     @classmethod
     def variant(cls, value: Any) -> type[AlgorithmConfig]:
+        # An unknown name is refused by ``clashes``, with a mend.
         name = value.get("name") if isinstance(value, Mapping) else None
         if isinstance(name, str) and ALGORITHMS.problem(name) is None:
             return algorithm_config(name)
@@ -263,6 +264,7 @@ class AlgorithmConfig(Group):
             yield "importance_floor", "must be below 1, the weight where both agree"
         if (problem := ALGORITHMS.problem(self.name)) is not None:
             yield "name", problem
+        # A name alone leaves the settings of another algorithm.
         elif set(hints(algorithm_config(self.name))) != set(hints(type(self))):
             yield "name", f"needs settings of its own; choose them with algorithm={self.name}"
 

@@ -12,6 +12,7 @@ from rlforge.record.files import RunPaths, read_json, write_json
 from rlforge.system.values import from_json, to_json
 from rlforge.types import value
 
+# Ids of games of datasets may have slashes.
 _NO_FILE_NAME = re.compile(r"[^\w.~-]")
 _Z95 = statistics.NormalDist().inv_cdf(0.975)
 

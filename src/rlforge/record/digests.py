@@ -42,7 +42,6 @@ def digest_of(content: Any) -> str:
 
 
 def digest_of_games(records: Iterable[GameRecord]) -> str:
-    """Digest of finished games in order."""
     rows = [to_json(record) for record in records]
     for row in rows:  # where versions were saved is the place of the run
         del row["duration_s"]
@@ -111,7 +110,6 @@ class DigestChain:
         self._file.append(row)
 
     def rewind(self, step: int) -> None:
-        """Delete the lines of updates after ``step``."""
         self._file.rewind(step)
         self._read_last()
 

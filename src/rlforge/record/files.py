@@ -347,14 +347,13 @@ class JsonlFile:
         self._file: TextIO = path.open("a", encoding="utf-8")
 
     def rewind(self, step: int) -> None:
-        """Delete the objects after ``step``."""
         self._file.close()
         write_jsonl(self.path, (row for row in read_jsonl(self.path) if row["step"] <= step))
         self._file = self.path.open("a", encoding="utf-8")
 
     def append(self, row: Mapping[str, Any]) -> None:
         self._file.write(f"{json.dumps(json_ready(row))}\n")
-        self._file.flush()
+        self._file.flush()  # for readers, and against a crash
 
     def close(self) -> None:
         self._file.close()

@@ -80,7 +80,6 @@ class GameWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write the gathered games now."""
         if not self._rows:
             return
         import pyarrow as pa
@@ -89,7 +88,7 @@ class GameWriter:
         path = self._folder / f"{self._name}-{self._next:06d}.parquet"
         columns = {name: [row[name] for row in self._rows] for name in _schema().names}
         table = pa.table(columns, _schema())
-        with atomic_path(path) as work:
+        with atomic_path(path) as work:  # a reader never sees half of it
             pq.write_table(table, work, compression="zstd")
         self._next += 1
         self._rows = []

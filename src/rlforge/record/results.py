@@ -168,6 +168,7 @@ class PoolSnapshot:
         pairs: dict[frozenset[str], MatchRow] = {}
         for first, row in self.matches.items():
             for second, games in row.items():
+                # The table is symmetric.
                 pairs.setdefault(
                     frozenset((first, second)), MatchRow(first=first, second=second, games=games)
                 )

@@ -20,7 +20,6 @@ def read_summary(run: RunPaths) -> dict[str, Any]:
 
 
 def is_done(run: RunPaths) -> bool:
-    """Whether the run ended with all that it was to do."""
     return read_summary(run).get("status") == "done"
 
 

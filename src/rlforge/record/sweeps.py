@@ -39,7 +39,6 @@ class Job:
 
     @property
     def label(self) -> str:
-        """The job in few characters."""
         at = f"{self.number + 1}/{self.total}" if self.total else f"{self.number + 1}"
         what = " ".join(map(shortened, self.overrides))
         return f"{at} {what}" if 0 < len(what) <= _LABEL else at

@@ -255,7 +255,6 @@ class Tracker:
         self.tick()
 
     def log_activity(self, doing: str) -> None:
-        """Set the phase of a run that plays no games."""
         self._activity = doing
         self.tick()
 

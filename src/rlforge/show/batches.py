@@ -38,7 +38,6 @@ class ShownBatch:
     samples: tuple[ShownSample, ...]
 
     def find(self, place: int) -> ShownSample:
-        """The sample at a place from 0; ConfigError where there is none."""
         if not 0 <= place < len(self.samples):
             raise ConfigError(
                 f"--sample {place}: batch {self.number} has samples 0 to {len(self.samples) - 1}"
@@ -151,7 +150,6 @@ def sample_in_full(batch: ShownBatch, place: int) -> RenderableType:
 
 
 def _heading(batch: ShownBatch, *, wide: bool) -> list[str]:
-    """Summary of the samples and of their rewards."""
     samples = [one.sample for one in batch.samples]
     versions = sorted({sample.policy_version for sample in samples})
     games = len({sample.origin for sample in samples})

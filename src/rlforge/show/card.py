@@ -63,7 +63,6 @@ class Exported(NamedTuple):
 
 
 def model_card(version: Exported) -> str:
-    """The card as Markdown."""
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     config, run, policy = version.config, version.run, version.policy

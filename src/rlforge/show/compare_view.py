@@ -31,7 +31,6 @@ BEST = "best"
 
 
 def show(comparison: Comparison, console: Console) -> None:
-    """Print the tables."""
 
     def say(text: str) -> None:  # breaks no name of a run
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -72,7 +71,6 @@ def headline(comparison: Comparison) -> str:
 
 
 def line_of(run: ComparedRun) -> str:
-    """A run as a line."""
     name = " ".join([run.name, *settings_text(run.settings)])
     results = (f"{name} {result}" for name, result in run.results.items())
     return f"{name}: {', '.join([run.state, *results])}"

@@ -78,6 +78,7 @@ class Display:
         self._console = console or Console(stderr=True)
         drawable = self._console.is_terminal and not self._console.is_dumb_terminal
         if mode == "auto":
+            # Other encodings lack characters of the frame.
             utf8 = self._console.encoding.lower().startswith("utf")
             mode = "rich" if drawable and utf8 else "plain"
             if self._console.is_jupyter:
@@ -231,7 +232,6 @@ def _plays(p: Progress) -> bool:
 
 
 def collection_line(p: Progress) -> str:
-    """A line on what is under way between two updates."""
     following = f"{min(p.update + 1, p.total_updates)}/{p.total_updates}"
     if not _plays(p):
         return f"{p.activity or 'learning'}, update {following}"

@@ -67,7 +67,6 @@ def percent(share: float | None, digits: int = 0) -> str:
 
 
 def elo(points: float) -> str:
-    """Elo points with their sign."""
     return f"{points:+.0f}"
 
 

@@ -60,7 +60,6 @@ def pair(name: str, text: str) -> Text:
 
 
 def pairs(*figures: Text) -> Columns:
-    """Figures in as many columns as fit."""
     return Columns(figures, padding=(0, 3, 0, 0))
 
 

@@ -26,5 +26,4 @@ def write_report(run_dir: Path | str, output: Path | str | None = None) -> Path:
 
 
 def of_games(run: RunData) -> str:
-    """The page of a run that plays games."""
     return render("show/report/run.html.jinja", run=run, curves=curves, games=games, tables=tables)

@@ -88,7 +88,6 @@ def _curves(drawn: Sequence[Configuration]) -> dict[str, list[Chart]]:
 
 
 def _values(run: RunPaths) -> dict[tuple[str, str], dict[float, float]]:
-    """Values of a run over updates or windows, by section and title of a chart."""
     found = {}
     for (env, opponent), evals in by_pairing(read_evals(run)).items():
         found["won", f"{env} vs {opponent}"] = {float(one.step): one.win_rate for one in evals}

@@ -69,7 +69,6 @@ def outcomes(run: RunData) -> list[Chart]:
 
 
 def exact(run: RunData) -> list[Chart]:
-    """NashConv and the gain of each seat, for each environment."""
     drawn = []
     for env in dict.fromkeys(row.env_id for row in run.exact):
         rows = [row for row in run.exact if row.env_id == env]
@@ -93,7 +92,6 @@ def learner(run: RunData) -> tuple[list[Chart], list[Chart]]:
 
 
 def training_games(run: RunData) -> list[Chart]:
-    """Collection metrics, a line per environment."""
     envs = dict.fromkeys(
         name.removeprefix("collection-").partition("/")[0]
         for row in run.metrics

@@ -18,7 +18,6 @@ MOST_TURNS = 40
 
 
 def sample_games(run: RunData) -> dict[str, GameRecord]:
-    """The games of ``choose``, by title."""
     chosen = {title: game.spec.game_id for title, game in choose(run.games).items()}
     records = read_games(run.paths.root, list(chosen.values()))
     found = {record.spec.game_id: record for record in records}
@@ -33,7 +32,6 @@ def shown_turns(record: GameRecord) -> list[tuple[int, Turn, str]]:
 
 
 def value_over_turns(done: Analysis) -> Chart:
-    """The value of an analysed game after each of its turns."""
     values = [done.moments[0].before, *(moment.after for moment in done.moments)]
     points = [(turn, each.mean, each.low, each.high) for turn, each in enumerate(values)]
     who = f"player {done.player} ({done.seats[done.player]})"
@@ -42,7 +40,6 @@ def value_over_turns(done: Analysis) -> Chart:
 
 
 def marks(turn: Turn) -> list[str]:
-    """Faults of a turn's answer."""
     reason = turn.completion.finish_reason
     return [
         text

@@ -57,6 +57,7 @@ def draw(charts: Sequence[Chart], columns: int = 2, shared: bool = False) -> str
         for axes in places[len(drawn) :]:
             axes.set_axis_off()
         page = io.StringIO()
+        # Without a date the same run gives the same picture.
         unsaid = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(page, format="svg", metadata=unsaid)
     document = page.getvalue()

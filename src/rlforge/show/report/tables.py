@@ -65,13 +65,11 @@ def api_players(run: RunData) -> list[ApiUsage]:
 
 
 def endings(run: RunData) -> list[tuple[tuple[str, str, str], int]]:
-    """Number of games by environment, purpose and end."""
     ends = Counter((game.spec.env_id, game.spec.purpose, game.end_reason) for game in run.games)
     return sorted(ends.items())
 
 
 def errors(run: RunData) -> list[tuple[str, int]]:
-    """The most frequent errors of failed games, with their numbers."""
     found = (game.error for game in run.games if game.error is not None)
     cut = (one if len(one) <= _LONGEST_ERROR else f"{one[:_LONGEST_ERROR]} …" for one in found)
     return Counter(cut).most_common(MOST_ERRORS)
