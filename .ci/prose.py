@@ -1,7 +1,8 @@
 """Find docstrings that are half sentences: ``python .ci/prose.py``; exit code 1 where there are.
 
 A docstring begins with a verb or with the noun that is returned or described, never with *Of*,
-*Those*, *That*, *As* or *What*, whose subject would be the name of the function.
+*Those*, *That*, *As* or *What*, whose subject would be the name of the function. So do the lines
+about parameters.
 """
 
 import ast
@@ -11,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-HALF = re.compile(r"(Of|Those|That|As|What)\b")
+HALF = re.compile(r"(?:Of|Those|That|As|What)\b")
+PARAMETER = re.compile(rf"^ +\*{{0,2}}\w+(?:, \w+)*: {HALF.pattern}.*", re.MULTILINE)
 
 
 def half_sentences(file: Path) -> Iterator[tuple[int, str]]:
@@ -21,6 +23,8 @@ def half_sentences(file: Path) -> Iterator[tuple[int, str]]:
             text = ast.get_docstring(node) or ""
             if HALF.match(text):
                 yield getattr(node, "lineno", 1), text.splitlines()[0]
+            for entry in PARAMETER.findall(text):
+                yield getattr(node, "lineno", 1), entry.strip()
 
 
 def main() -> int:

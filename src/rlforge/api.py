@@ -283,7 +283,7 @@ class Run:
         what cannot be, RunError where all new games failed.
 
         Args:
-            game: Its id, or ``latest``.
+            game: Id of a game, or ``latest``.
             turn: Counted from 1.
             action: Taken at that turn; empty: the policy answers.
             seats: Other policies by player, by the names of ``evaluate``.
@@ -365,8 +365,8 @@ class Run:
         Args:
             folder: New or empty.
             merge: Write whole weights with the adapter merged into them, not the adapter.
-            version: As for ``policy``.
-            dtype: Of whole weights; None is that of the model.
+            version: Name of a version, as for ``policy``.
+            dtype: Type of whole weights; None keeps the model's.
             gguf: Write a GGUF file as well.
             push: Repository of the Hugging Face hub to upload to, too.
             public: Whether a new repository is.

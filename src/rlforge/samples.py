@@ -41,12 +41,12 @@ class Sample:
         group_id: Id of episodes that are compared, a player's with each other.
         turn_index: Place in its ``episode``, from 0.
         last_turn: Whether it ends the episode.
-        raw_reward: Of the game or the market.
+        raw_reward: Reward of the game or the market, before transforms.
         reward: After the transforms.
         rewards: After each transform by its name, in order.
         outcome_reward: The part of ``reward`` from the game's outcome, which all samples of an
             episode repeat; the rest is feedback on this turn alone.
-        legal_tokens: As in ``Turn``.
+        legal_tokens: Legal alternatives at each token, as ``Turn.legal_tokens``.
         info: Free for user code.
 
     Example:

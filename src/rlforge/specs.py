@@ -16,7 +16,7 @@ class ActorSpec:
     Attributes:
         actor: ``package.module:Class``; None: a part of the driver, the run's own process.
         reads: Groups of the configuration.
-        num_cpus, num_gpus: Of each replica.
+        num_cpus, num_gpus: Resources of each replica.
         placement: Device.
         restarts: How often Ray restarts each replica.
         least: Replicas without which the run does not start; others are placed when a node has

@@ -79,7 +79,7 @@ class PolicyRef:
         kind: ``checkpoint`` (weights of the run's model), ``scripted`` (a player of
             ``rlforge.games.players``), ``api`` (``openai:MODEL``, ``openrouter:MODEL`` or
             ``litellm:PROVIDER/MODEL``) or ``hf`` (another local model with its own tokenizer).
-        path_or_name: Of a checkpoint None is the model before training; of ``hf`` a folder or id.
+        path_or_name: Folder of a checkpoint, None before training; folder or id for ``hf``.
         version: Number of the update that made a checkpoint; 0 for all others.
         name: Entry of the run's ``policies`` that a checkpoint is a version of; else empty.
 
@@ -132,11 +132,11 @@ class EnvSpec:
     Attributes:
         max_turns, timeout_s: Turns and seconds after which a game is cut; None: it is not.
         win_score: The least reward that is a win in a game of one player, or of one team.
-        winners: Of several players, see ``outcome``; None takes what is known of the game.
-        actions: Of OpenSpiel games: in ``words`` or as OpenSpiel's ``numbers``.
+        winners: Rule for several players, see ``outcome``; None takes the game's own.
+        actions: Form of OpenSpiel's actions: ``words``, or its own ``numbers``.
         form: At seats of the model.
         api_form, hf_form: At seats of API and other models, which know no short forms.
-        forms: Of policies that have their own.
+        forms: Forms by policy, for those with one of their own.
 
     Example:
         >>> EnvSpec(id="kuhn_poker", source="openspiel").num_players
@@ -311,7 +311,7 @@ class Completion:
     Attributes:
         logprobs: Behaviour log-probs, of the sampling distribution, one per token of ``token_ids``;
             empty, as both id tuples, for policies that return text only.
-        model_logprobs: Of the model's own distribution, at temperature 1 and without filters, over
+        model_logprobs: Log-probabilities of the model at temperature 1 and without filters, over
             the tokens that a grammar allows; empty unless asked for.
         finish_reason: ``length`` where ``max_tokens`` cut it, ``context`` where the model's context
             ended before, ``scripted`` for players that are no models.

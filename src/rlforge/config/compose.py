@@ -54,7 +54,7 @@ class Composed(Generic[C_co]):
     """A typed configuration and where its values came from.
 
     Attributes:
-        overrides: As typed on the command line.
+        overrides: Words of the command line.
         choices: Group -> chosen option.
         config_dirs: Folders with the YAML files.
         rest: Origin of values that neither sets.

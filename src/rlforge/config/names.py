@@ -45,8 +45,8 @@ class Kind:
 
     Args:
         name: Ends the name of the group of entry points.
-        noun, key: What a Thing is and where it is chosen, for messages.
-        contract: What a Thing has to be, in words.
+        noun, key: Name of such a thing and the key that chooses it, for messages.
+        contract: Requirement on a thing, in words.
         built_in: Targets of rlforge's things by name.
         needs: Attributes that a Thing must have.
         called, awaited: Whether it must be callable, and async.

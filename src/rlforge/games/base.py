@@ -159,8 +159,8 @@ def guarded(kind: Kind, name: str, limit_s: float | None, make: Callable[[], Any
     """Call ``make``, which makes a game or player of ``name``, and guard it.
 
     Args:
-        kind: Its place among the plug-ins.
-        name: As the configuration has it.
+        kind: Kind of plug-in.
+        name: Name in the configuration.
         limit_s: Seconds for each call; None: ``CALL_LIMIT_S``.
         make: Failures in a user's code are ExtensionErrors.
     """

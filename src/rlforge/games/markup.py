@@ -162,10 +162,10 @@ def by_chat_template(
 
     Args:
         messages: Written in the first of ``message_forms`` that the template takes.
-        opening: Of each answer.
+        opening: Text that opens each answer.
         tokenizer: ConfigError where its template does not show what the user says last.
-        tools: What the model may call, in OpenAI's form.
-        arguments: Of the template, before those of ``model.chat_template_args``.
+        tools: Tools that the model may call, in OpenAI's form.
+        arguments: Arguments of the template, before those of ``model.chat_template_args``.
     """
     refusal: ConfigError | None = None
     ignoring: Prompt | None = None
@@ -251,7 +251,7 @@ def chat_text(
     Args:
         messages: ConfigError where the template refuses them.
         tokenizer: ConfigError without a template.
-        tools: What the model may call.
+        tools: Tools that the model may call.
         arguments: All of the template's; None: ``model.chat_template_args``.
     """
     if not tokenizer.chat_template:

@@ -30,7 +30,7 @@ class Row:
     """Sample of the batch, cut to the allowed length, and earlier turns of its conversation.
 
     Attributes:
-        sample: Its index in the batch.
+        sample: Index in the batch.
         behaviour: Engine's log-probs of ``answer``.
         start: Index of its first answer token among those of the batch.
         earlier: Turns whose prompt and answer begin ``prompt``; their answers are trained on, too.

@@ -229,7 +229,7 @@ class Operations:
 
     Attributes:
         linear: Weights of linear layers without the head.
-        trained: Those of them, or of adapters, that get a gradient.
+        trained: Parameters, of the model or an adapter, that get a gradient.
         head: Weights of the head, which is computed at answer tokens only.
         attention: The d above.
         left_out: Linear and trained weights of modules that compute only positions that are read.

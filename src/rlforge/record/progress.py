@@ -122,7 +122,7 @@ class WindowRow:
     Attributes:
         reward: Mean over decisions of the policy.
         difference, low, high: From the control agents, with its interval.
-        version: That came of it.
+        version: Version that came of the window.
         deployed: Whether the version serves; None: it is on trial, or there is none.
         reason: Why nothing was trained, or why the version does not serve.
         scores: Metrics of the scorer.
@@ -190,9 +190,9 @@ class Progress:
         games, tokens: Finished training games, and the tokens generated in them.
         games_per_s, tokens_per_s: Over the last minute.
         learner: Metrics of the last update, as in metrics.jsonl.
-        shares: Of wall time, and further figures of the update.
+        shares: Shares of wall time, and further figures of the update.
         coverage: Share of distinct action n-grams, per environment.
-        unit: What ``update`` counts.
+        unit: Unit that ``update`` counts.
         window: The last one, in a line.
         activity: Phase of a run that plays no games.
     """

@@ -18,11 +18,11 @@ class ExactResult:
         step: Updates behind the policy.
         nash_conv: The sum of ``gains``.
         values: Mean rewards where all seats play the policy.
-        gains: What each seat wins above that by a best response.
+        gains: Gain of each seat by a best response.
         decisions: Number of the game's.
         illegal, illegal_most: Probability of answers that are no legal action alone, in the mean
             over decisions and at the worst. The policy is that of the legal ones.
-        weights: Of a mixture, which draws a version before each game, probabilities by uid.
+        weights: Probabilities by uid, where a version is drawn before each game.
 
     Example:
         >>> ExactResult(
@@ -52,7 +52,7 @@ class Alarm:
         step: The update, or the version that was measured, at which it was noticed.
         signal, about: The entry of ``sentinel.watch``, and which of several it is.
         since, good: The first update at which it showed, and the last before that.
-        actions: That were taken.
+        actions: Actions that were taken.
 
     Example:
         >>> Alarm(
@@ -191,10 +191,10 @@ class ApiUsage:
     """Usage of the model ``uid`` behind an API.
 
     Attributes:
-        games: That began with it.
+        games: Games that began with it.
         requests: Answered or given up, with all their tries.
         failed: Requests without a usable answer.
-        prompt_tokens, answer_tokens: As the server counts them.
+        prompt_tokens, answer_tokens: Counts of the server.
         seconds: Waited for answers, in sum.
         cost: Dollars.
         unpriced: Answers whose price is not known.

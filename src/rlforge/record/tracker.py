@@ -66,10 +66,10 @@ class Tracker:
         """Open the run directory; counters continue from the files that are there.
 
         Args:
-            run_dir: Of the run.
+            run_dir: Directory of the run.
             cfg: Windows, flushes and sinks.
-            run_name: As it is shown.
-            total_updates: That the run is to make.
+            run_name: Name on displays.
+            total_updates: Updates that the run is to make.
             sinks: None makes those of ``cfg``.
             about: Seed, versions, command and the like for summary.json.
             clock: A monotonic clock, in seconds.

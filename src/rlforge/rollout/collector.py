@@ -80,7 +80,7 @@ class Collector:
             ports: None for a collector that only evaluates.
             make_answer: Who answers in a game.
             time_limit: Clock of ``env.timeout_s``.
-            legal_tokens: Of the turns of training games.
+            legal_tokens: Finds the legal tokens in turns of training games.
             max_failures: Games that fail in a row, or tries of one, that end the run.
             admit: Asked before an evaluation game begins.
         """

@@ -74,7 +74,7 @@ async def play_game(
         spec: The game. Its ``past`` is played with the answers that were given then.
         answer: One with a method ``remember(seat, view, completion)`` gets those answers.
         time_limit: Clock of ``env.timeout_s``.
-        legal_tokens: Of the turns of trained seats.
+        legal_tokens: Finds the legal tokens in turns of trained seats.
     """
     if [seat.player_id for seat in spec.seats] != list(range(spec.env.num_players)):
         raise ValueError(f"{spec.game_id}: seats must be players 0 to {spec.env.num_players - 1}")

@@ -56,10 +56,10 @@ def plan_evaluation(
 
     Args:
         pairings: Environments and opponents take turns, round by round.
-        policy: Its seat is ``GameSpec.focus``.
+        policy: Evaluated policy, whose seat is ``GameSpec.focus``.
         games: Per environment and opponent, rounded up to whole rounds; None: ``max_games``.
         step: Updates before them, for their ids.
-        seed: Of the run.
+        seed: Seed of the run.
         max_games: Most per environment, divided among the opponents in whole rounds; ConfigError
             where an opponent has none. None with ``games`` None: ``CONTINUOUS_GAMES``.
         seats: Who takes each seat for ``policy``, where several policies share them.

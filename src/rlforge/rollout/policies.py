@@ -172,8 +172,8 @@ class SeatPolicies:
         """Load tokenizers.
 
         Args:
-            config: Of the run.
-            tokenizer: Of the run's model.
+            config: Configuration of the run.
+            tokenizer: Tokenizer of the run's model.
             engine: Generates for all models.
             stops: Ids of the tokens that end an answer.
             others: The other models (``hf:``) of the games.

@@ -59,12 +59,12 @@ class GameScheduler:
         """Start at the first game.
 
         Args:
-            envs: Those in which the policy has no seat are left out.
+            envs: Environments; one in which the policy has no seat is left out.
             pool: Draws the opponents.
             group_size: Games of a group.
-            seed: Of the run.
+            seed: Seed of the run.
             part: How often the run was resumed before.
-            name: Of the policy, one of several.
+            name: Name of the policy, where there are several.
         """
         self._pool = pool
         self._name, self._part = name, part

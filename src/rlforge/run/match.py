@@ -75,7 +75,7 @@ class Policy:
         Raises EngineError.
 
         Args:
-            observation: What the player sees, as text or as a game's ``View``.
+            observation: Text or a game's ``View`` for the player.
             legal_actions: Decide, where known, whether actions are written in brackets.
             env: Id of the run's environment, where it asks in these in different forms; None: the
                 first one that it trains in.

@@ -26,7 +26,7 @@ class Trained:
         parent: Parent of the next version; None: ``newest``.
         updated: Number of its newest update.
         begun: Number of the update at which it began, or began anew.
-        updates: Its own updates since then.
+        updates: Updates of this policy since then.
     """
 
     name: str

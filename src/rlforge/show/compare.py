@@ -65,10 +65,10 @@ class Compared:
 
     Attributes:
         name: Path of a run below the folder of all, or the number of seeds.
-        settings: That differ, by key of config.yaml; of a job without one, its overrides.
+        settings: Settings that differ, by key of config.yaml; overrides of a job without that file.
         results: Figures by what they measure.
         wall_s: Seconds so far.
-        objective: What a sweep maximises; None until the run ends.
+        objective: Number that a sweep maximises; None until the run ends.
     """
 
     name: str
@@ -116,9 +116,9 @@ class Comparison:
 
     Attributes:
         folder: The nearest that holds all.
-        keys: Of config.yaml, in which they differ.
+        keys: Keys of config.yaml in which they differ.
         best: Path of the run with the highest objective.
-        damaged: What cannot be read of runs, which are rows without figures.
+        damaged: Files of runs that cannot be read; such runs are rows without figures.
     """
 
     folder: str

@@ -82,7 +82,7 @@ def table_of(
     """A table of runs or configurations, with a column per setting and result where they fit.
 
     Args:
-        rows: Its rows.
+        rows: Rows of the table.
         name: Title of the first column.
         caption: Title of a single column for all results.
         most: Settings in a single column; others are counted.

@@ -71,7 +71,7 @@ class Display:
             mode: ``auto`` is what the console can show.
             console: None is standard error.
             plain_every_s: Least seconds between lines about updates.
-            job: Of a sweep, in front of every line.
+            job: Name of a sweep's job, in front of every line.
         """
         self._run_name = run_name
         self._job = f"[{job}] " if job else ""

@@ -126,7 +126,7 @@ def write_checkpoint(
 
     Args:
         root: Folder of all checkpoints.
-        name: As ``step_name`` makes it.
+        name: Name from ``step_name``.
         fill: Writes the files into the directory that it is given.
         meta: JSON-ready facts for the manifest.
 

@@ -80,9 +80,9 @@ def concerns(
     Args:
         new: Conduct of the new version.
         old: Conduct of the old one.
-        name: Of the old one.
+        name: Name of the old version.
         pnl_weight: ``decision_reward.pnl_weight``.
-        stake: Of a trade where the old version makes none.
+        stake: Stake of a trade, in dollars, where the old version makes none.
 
     Example:
         >>> from dataclasses import replace

@@ -96,7 +96,7 @@ class Session:
         Args:
             messages: In OpenAI's form; results of tools have the role ``tool``.
             tools: In OpenAI's form.
-            schema: Of the JSON that the message is to be.
+            schema: JSON schema that the message must follow.
         """
         messages = [dict(message) for message in messages]
         tokens = conversation_tokens(self._model.tokenizer, messages, tools)

@@ -59,7 +59,7 @@ class AgentPrompter:
     prose for an action as JSON. Raises ``ConfigError`` where the rules alone are too long.
 
     Args:
-        config: Its limits say how much of a state is shown.
+        config: Configuration of the market, with limits on the state that is shown.
         market: The market that is traded in.
         tokenizer: The model's.
         constrained: Answers in prose are to be one JSON action that the state allows.

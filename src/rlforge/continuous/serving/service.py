@@ -71,7 +71,7 @@ class DeploymentService:
             engine: Answers with the versions.
             config: The group ``deployment``.
             model: Which adapters must fit.
-            probes: What new versions must answer; at least one.
+            probes: Requests that new versions must answer; at least one.
             holdout: Compares new versions with the current one, if any.
             on_phase: Called with a deployment after every change of it.
             rewards: The least and the largest outcome of a trial.
