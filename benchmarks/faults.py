@@ -37,6 +37,7 @@ from rlforge.continuous.config.serving import ServingConfig
 from rlforge.continuous.serving.adapter import copy_files, fingerprint
 from rlforge.continuous.serving.records import Deployment
 from rlforge.continuous.serving.server import answer_requests, assembled, listen, url_of
+from rlforge.continuous.serving.tokens import make_tokens
 from rlforge.engines.registry import make_engine
 
 PHASES = ("validating", "checkpointing", "swapping", "verifying")
@@ -264,13 +265,11 @@ async def serve(state: Path, die_in: str | None) -> None:
         if deployment.phase == die_in:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    async with assembled(
-        config, state, os.environ["RLFORGE_SERVE_TOKEN"], engine, on_phase=die
-    ) as (_, app):
+    async with assembled(config, state, make_tokens(state), engine, on_phase=die) as (_, app):
         listener = listen("127.0.0.1", 0)
         (state / "service.json").write_text(json.dumps({"url": url_of(listener)}))
         never = asyncio.Event()
-        await answer_requests(app, listener, drain_s=10, failed=never.wait())  # type: ignore[arg-type]
+        await answer_requests(app, listener, never.wait(), drain_s=10)
 
 
 def main() -> None:
