@@ -67,9 +67,6 @@ class RatingTable:
         #: Games whose outcome was too unlikely for double precision; they changed no rating.
         self.out_of_range = 0
 
-    def __contains__(self, uid: str) -> bool:
-        return uid in self._parents
-
     def add(self, uid: str, parent: str | None = None) -> None:
         """Register ``uid`` as a child of ``parent``, or with a newcomer's rating."""
         if uid in self._parents:
