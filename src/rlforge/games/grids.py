@@ -48,7 +48,6 @@ def placements(grid: Grid) -> dict[str, int]:
 
 
 def playable_cells(game: GridGame, rows: int, cols: int, taken: int) -> int:
-    """Cells where the next stone may land."""
     full = (1 << rows * cols) - 1
     if game != "connectfour":
         return full & ~taken
@@ -90,7 +89,6 @@ def connecting_cells(rows: int, cols: int, stones: int) -> int:
 
 @lru_cache(maxsize=1 << 16)
 def line_completing_cells(rows: int, cols: int, length: int, stones: int) -> int:
-    """Cells that complete a straight run of ``length``."""
     completing = 0
     for line in _lines(rows, cols, length):
         missing = line & ~stones

@@ -25,14 +25,7 @@ _LIST = re.compile(
 
 
 def relisted(observation: str, legal: Sequence[str]) -> str:
-    """``observation`` with the ``legal`` actions in place of its last list of moves.
-
-    Example:
-        >>> print(relisted("Valid moves: [N1A1]\\nYou are White.", ["[W1B2]", "[W1B3]"]))
-        You are White.
-        <BLANKLINE>
-        Valid moves: [W1B2], [W1B3]
-    """
+    """``observation`` with the ``legal`` actions in place of its last list of moves."""
     # Some games list the moves of a former turn, or of another player.
     *_, last = [None, *_LIST.finditer(observation)]
     if last is None or set(re.findall(r"\[[^\[\]]+\]", last["moves"])) <= set(legal):

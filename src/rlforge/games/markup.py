@@ -70,8 +70,8 @@ class Prompt(NamedTuple):
         )
 
     def markup(self) -> list[str]:
-        """The text before, between and after the contents."""
         edges = [0, *(edge for _, *span in self.contents for edge in span), len(self.text)]
+        # Before, between and after the contents.
         return [self.text[edges[i] : edges[i + 1]] for i in range(0, len(edges), 2)]
 
 

@@ -126,7 +126,7 @@ make = OpenSpielGame
 
 
 def env_ids() -> list[str]:
-    """All registered names; most also take parameters, as in ``kuhn_poker(players=3)``."""
+    # Most also take parameters, as in ``kuhn_poker(players=3)``.
     return sorted(pyspiel.registered_names())
 
 

@@ -1,4 +1,4 @@
-"""Rules of OpenSpiel's games, points and notation, which it does not show a player."""
+"""Rules, points and notation of OpenSpiel's games, which it does not show a player."""
 
 from __future__ import annotations
 

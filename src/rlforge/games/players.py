@@ -1,4 +1,4 @@
-"""Scripted players: opponents and baselines without a model. They get the same views as models."""
+"""Scripted players, which get the same views as models."""
 
 from __future__ import annotations
 

@@ -74,7 +74,6 @@ def _tried(env: EnvSpec) -> Trial:
 
 
 def env_ids(source: str) -> list[str]:
-    """All ids that a source knows, sorted; ConfigError for an unknown source."""
     return _source(source).env_ids()
 
 

@@ -203,7 +203,7 @@ class TextArenaGame(TurnGame):
         return {player: float(rewards[player]) for player in players}
 
     def _call(self, what: str, function: Callable[[], _T]) -> _T:
-        """Run the environment's code with this game's random numbers and within the time limit."""
+        """Run the environment's code with this game's random numbers."""
         _OWN_RANDOM.enter(self._random_functions)
         try:
             return _WATCHDOG.run(function, self._limit_s)
@@ -251,7 +251,7 @@ make = TextArenaGame
 
 
 def env_ids() -> list[str]:
-    """All registered ids, also those that this machine cannot play."""
+    # Also those that this machine cannot play.
     return sorted(ENV_REGISTRY)
 
 

@@ -71,16 +71,8 @@ def trial(make: Callable[[int], Game], max_turns: int | None) -> Trial:
 def trial_turns(
     make: Callable[[int], Game], games: int = 20, enough_s: float = 1.0
 ) -> list[tuple[int, ...]]:
-    """The players of each turn, in order, of games with random legal actions.
-
-    enough_s: seconds of computing after which no further game is played.
-
-    Example:
-        >>> from rlforge.games.registry import make_game
-        >>> from rlforge.types import EnvSpec
-        >>> env = EnvSpec(id="kuhn_poker", source="openspiel")
-        >>> trial_turns(lambda seed: make_game(env, seed), games=2)
-        [(0, 1), (0, 1)]
+    """The players of each turn, in order, of games with random legal actions; at most ``enough_s``
+    s.
     """
     turns, began = list[tuple[int, ...]](), time.thread_time()
     for seed in range(games):
@@ -111,6 +103,6 @@ def _play(game: Game, most: int, answer: Callable[[View], str]) -> Iterator[View
 
 
 def sensible_action(view: View, rng: random.Random) -> str:
-    """A random legal action; of a game that lists none, something in brackets from its text."""
+    """A random legal action; else something in brackets from the text."""
     actions = view.legal_actions or re.findall(r"\[[^\[\]\n]{1,40}\]", view.observation)
     return rng.choice(actions) if actions else "[0]"
