@@ -1,9 +1,8 @@
 """Continuous batching with transformers: the core of the embedded engine.
 
-A step draws one more token for everything that runs, then admits waiting requests: their prompts
-are read in batches of similar length and give their first token. Policy versions share a running
-batch where they can be computed together (``rlforge.engines.mixture``), and have their own
-otherwise; the batches take turns within a step.
+A step draws one more token for everything that runs, then reads the prompts of waiting requests.
+Policy versions share a running batch where they can be computed together
+(``rlforge.engines.mixture``); batches take turns within a step.
 """
 
 from __future__ import annotations
@@ -127,7 +126,6 @@ class BatchGenerator(StepGenerator[Generation]):
         self._held_back = 0
 
     def _kind_of_group(self, pad_id: int) -> Callable[[], Group]:
-        """A maker of batches, with a cache where the model's answers from one are exact."""
         kind: Callable[..., Group] = Group
         policies = self._policies
         narrow = predicts_the_same(policies.base)
@@ -255,10 +253,9 @@ class BatchGenerator(StepGenerator[Generation]):
         return admitted
 
     def _prompt_batches(self, generations: list[Generation]) -> Iterator[list[Generation]]:
-        """Batches of prompts with similar numbers of tokens to read; equal ones count once.
+        """Batches of prompts within ``limits.prompt_tokens``, padding and known tokens included.
 
-        Each is within ``limits.prompt_tokens``, padding and known tokens included, and at most half
-        of what it reads is padding.
+        Equal prompts count once. At most half of what a batch reads is padding.
         """
         alike: dict[Prompt, list[Generation]] = {}
         for generation in generations:

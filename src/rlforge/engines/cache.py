@@ -26,12 +26,11 @@ _GROUPED = "rlforge_grouped"
 
 
 class RowLayer(DynamicLayer):  # type: ignore[misc]
-    """One layer's keys and values, [rows, heads, length, head_dim] each: a window of its buffer.
+    """One layer's keys and values, [rows, heads, length, head_dim] each: a window of its buffer."""
 
-    transformers' own layer copies everything for every token; this one writes into spare positions.
-    Positions out of a sliding window are kept, so that rows stay aligned; the model's mask hides
-    them.
-    """
+    # transformers' own layer copies everything for every token; this one writes into spare
+    # positions. Those out of a sliding window are kept, so that rows stay aligned; the model's mask
+    # hides them.
 
     keys: Tensor
     values: Tensor

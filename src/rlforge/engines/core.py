@@ -66,7 +66,6 @@ class WaitingRoom(Generic[R]):
         return not self.closed and bool(self._requests or self._loads)
 
     def add(self, key: PolicyKey, request: R) -> None:
-        """Queue ``request`` until ``key`` is resident."""
         self._requests.setdefault(key, deque()).append(request)
 
     def add_load(self, key: PolicyKey, ticket: int) -> None:
@@ -222,7 +221,6 @@ class StepGenerator(ABC, Generic[R]):
         return self._ended + self._prompt_tokens + self._generated_tokens
 
     def stats(self) -> EngineStats:
-        """Counters since the start, and the load now."""
         return EngineStats(
             queued=len(self._waiting),
             running=self._running(),
@@ -236,7 +234,6 @@ class StepGenerator(ABC, Generic[R]):
         )
 
     def take_busy_spans(self) -> list[Span]:
-        """When it computed since the last call."""
         return self._work.take()
 
     def step(self) -> list[Answer]:

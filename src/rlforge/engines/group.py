@@ -189,9 +189,9 @@ class Group:
         return self._part(self._rows, self._cache)
 
     def _part(self, rows: Sequence[Sequence[Generation]], cache: Cache) -> list[Generation]:
-        """Place the rows of ``cache`` by the token each generation has drawn; returns what is over.
+        """Place the rows of ``cache``, that of the batch or one that joins it, by what they drew.
 
-        The cache is that of the batch, or joins it.
+        Returns the generations that are over.
         """
         over = _over(rows)
         for place, row in enumerate(rows):
@@ -223,7 +223,6 @@ class Group:
     def _join(
         self, parts: Sequence[list[Generation]], sources: Sequence[int], cache: Cache
     ) -> None:
-        """Add a row for each of ``parts``, with the keys and values of a row of ``cache``."""
         assert self._cache is not None
         free = [place for place, row in enumerate(self._rows) if not row]
         end = len(self._rows)
@@ -344,7 +343,6 @@ class Group:
         return torch.tensor(values, dtype=torch.float32, device=self._device)
 
     def _compact(self) -> None:
-        """Drop positions that no row needs, and unused rows once they are more than an eighth."""
         alive = [place for place, row in enumerate(self._rows) if row]
         if not alive or self._cache is None:
             self._rows, self._cache = [], None

@@ -134,7 +134,7 @@ class Endpoint:
 
 
 def _shown(content: object) -> str:
-    """At most 200 characters of a text, on one line and without keys."""
+    """At most 200 characters of ``content``, on one line and without keys."""
     text = " ".join(str(content).split())
     for name, secret in os.environ.items():
         if name.endswith(_SECRETS) and secret.strip():
@@ -433,7 +433,6 @@ class ApiPlayer:
         return tuple(used.values())
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._client.close()
 
     def _count(self, uid: str, seconds: float, answer: ChatReply | ChatError | None) -> None:

@@ -25,9 +25,9 @@ def uniforms(
 ) -> npt.NDArray[np.float64]:
     """One number in [0, 1) per row: draw ``counters[i]`` of the stream ``seeds[i]``. Both [B].
 
-    SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"),
-    started at the mixed seed, so that neighbouring seeds have unrelated streams.
+    SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators").
     """
+    # Started at the mixed seed, so that neighbouring seeds have unrelated streams.
     state = _mix(seeds) + _GOLDEN * (counters + np.uint64(1))
     # The upper 53 bits fill the mantissa of a float64.
     return (_mix(state) >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -250,7 +250,6 @@ class ThreadedEngine(LocalEngine):
         return refused
 
     def _advance_sleep(self, rest: bool) -> None:
-        """Make the transitions that are possible now; answer ``sleep`` and ``wake`` once done."""
         if rest and self._state is _State.AWAKE:
             self._core.drain()
             self._state = _State.DRAINING
@@ -276,7 +275,6 @@ class ThreadedEngine(LocalEngine):
             self._seen = (self._core.progress, time.monotonic())
 
     def _watch_worker(self) -> None:
-        """Declare the engine dead when it has work and makes no progress."""
         while not self._over.wait(self._stuck_after_s / 4):
             seen = self._seen
             if seen is None or time.monotonic() - seen[1] <= self._stuck_after_s:
