@@ -56,6 +56,7 @@ class PolicySide:
     engine: Engine
     service: DeploymentService
     metrics: Metrics
+    # Only a market has them.
     trials: MarketTrials | None
     prompter: AgentPrompter | None
     params: SamplingParams
