@@ -300,6 +300,7 @@ def _neighbours(
         one, other = uids.index(stronger), uids.index(weaker)
         score = float(scores[one, other])
         of_both = pairings[(stronger, weaker) if one < other else (weaker, stronger)]
+        # Scores that are all alike have a variance, too: a pair won and a pair lost are added.
         variance = float(np.var([*of_both.scores, 0.0, 1.0]))
         # 2 n games, n = V (z₀.₉₇₅ + z₀.₈)² / (score − 1/2)² pairs of variance V: a test of a mean.
         gap, games = score - 0.5, None

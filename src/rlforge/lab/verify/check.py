@@ -161,7 +161,7 @@ def _games(run: RecordedGames, say: Say) -> Check:
     missing = sorted(of_batches - set(ids)) if ids else []
     problems = [f"game {one} of a batch is missing" for one in missing]
     if run.whole and run.config.strict and ids:
-        problems += _noted_games(run)
+        problems += _noted_games(run)  # digests are of all games of an update in their order
     played = 0
     for record in run.records.values():
         played += 1
