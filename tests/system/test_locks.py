@@ -46,17 +46,13 @@ def holder(folder, *of_gpus):
             process.kill()
 
 
-def test_the_error_of_a_second_run_names_the_holder(tmp_path):
+def test_a_second_run_is_told_the_holder_until_it_releases_the_directory(tmp_path):
     with holder(tmp_path) as process:
         with pytest.raises(RunError) as caught:
             RunLock(tmp_path).acquire()
         message = str(caught.value)
         assert f"{tmp_path} is in use by process {process.pid} on {socket.gethostname()}" in message
         assert "then resume" in message
-
-
-def test_the_directory_is_free_once_the_holder_releases_it(tmp_path):
-    with holder(tmp_path) as process:
         process.stdin.close()
         assert process.stdout.readline() == "released\n"
         with RunLock(tmp_path):

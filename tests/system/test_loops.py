@@ -65,20 +65,6 @@ async def test_work_in_a_running_loop_has_a_thread_of_its_own_and_the_callers_co
     assert seen == "first"
 
 
-async def test_ctrl_c_cancels_work_that_cannot_be_interrupted():
-    ended = []
-
-    async def work() -> None:
-        try:
-            await sent_when_running()
-        finally:
-            ended.append(True)
-
-    with pytest.raises(KeyboardInterrupt):
-        wait_for(work())
-    assert ended == [True]
-
-
 async def test_ctrl_c_before_the_work_begins_cancels_it(monkeypatch):
     begun = []
 
@@ -113,12 +99,7 @@ async def test_work_that_accepts_the_interrupt_ends_with_its_result():
     assert wait_for(work(), interrupt) == "saved"
 
 
-async def test_work_that_refuses_the_interrupt_is_cancelled():
-    with pytest.raises(KeyboardInterrupt):
-        wait_for(sent_when_running(), lambda: False)
-
-
-async def test_a_second_signal_does_not_end_the_clean_up():
+async def test_work_that_cannot_be_interrupted_is_cancelled_and_cleans_up_once():
     cleaned = []
 
     async def work() -> None:
