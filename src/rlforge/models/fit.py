@@ -177,10 +177,7 @@ def adapter_misfit(found: Shapes, expected: Shapes) -> str | None:
 
 
 def copy_adapter(peft_model: Any, tensors: Mapping[str, Any]) -> str | None:
-    """Copy the tensors of an adapter's file into a PEFT model that has such an adapter.
-
-    Returns the first difference in names and shapes, and then copies nothing; None: there is none.
-    """
+    """Copy an adapter's tensors into a PEFT model; else return the ``adapter_misfit``."""
     import torch
     from peft import get_peft_model_state_dict
 
@@ -248,7 +245,7 @@ NO_ADAPTER = (
 
 
 def check_initial_adapter(path: Path, config: ModelConfig, base: str) -> None:
-    """Raise ConfigError for a folder without an adapter that training can continue.
+    """Raise ConfigError where training cannot continue the adapter in ``path``.
 
     base: as ``resolve_model(config)`` returns it.
     """
@@ -303,7 +300,6 @@ def adapter_dropout(config: PolicyConfig) -> str | None:
 
 
 def _weight_files(path: Path) -> list[Path]:
-    """The safetensors files of full weights; none where these are in PyTorch's own format."""
     index = path / "model.safetensors.index.json"
     if index.is_file():
         parts = _read_json(index).get("weight_map")
@@ -311,7 +307,7 @@ def _weight_files(path: Path) -> list[Path]:
             raise ConfigError(f"{index} lists no weights")
         return [path / name for name in sorted(set(parts.values()))]
     files = sorted(path.glob("*.safetensors"))
-    if not files and not any(path.glob("*.bin")):
+    if not files and not any(path.glob("*.bin")):  # PyTorch's own format, which is not looked at
         raise ConfigError(f"{path} has no weights (*.safetensors)")
     return files
 

@@ -122,9 +122,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def difference(
     short: Callable[[], Tensor], plain: Callable[[], Tensor], exact: float = EXACT
 ) -> str:
-    """How a short way to compute what ``plain`` computes fails or differs; "" if it does neither.
-
-    exact: as for ``same_up_to_rounding``. Raises the error of a device that is lost.
+    """How ``short`` fails or differs from ``plain``; "" if not. exact: of ``same_up_to_rounding``.
 
     Example:
         >>> difference(lambda: torch.ones(2), lambda: torch.ones(2))

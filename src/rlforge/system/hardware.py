@@ -67,7 +67,7 @@ class Gpu:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """The GPUs this process may use; empty where there are none, or NVML does not answer."""
+    """The GPUs this process may use, as far as NVML answers."""
     return tuple(visible_gpus().values())
 
 
@@ -190,7 +190,7 @@ def versions() -> dict[str, str]:
 
 
 def prepare_ray(hardware: HardwareConfig) -> None:
-    """Set the variables that Ray reads on import, or ``check_cluster``. hardware: as resolved."""
+    """Set the variables that Ray reads on import, or ``check_cluster``."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if hardware.ray_address is not None:
         check_cluster(hardware.ray_address)
@@ -308,7 +308,7 @@ def resolve_threads(config: HardwareConfig, num_engines: int, num_learners: int)
 
 
 def check_gpus(config: HardwareConfig, num_engines: int, num_learners: int) -> None:
-    """Raise ConfigError where the actors need more than ``num_gpus``. config: as resolved."""
+    """Raise ConfigError where the actors need more than ``num_gpus``."""
     wanted = num_learners * config.learner_gpus + num_engines * config.engine_gpus
     gpus = config.num_gpus or 0
     if wanted > gpus + 1e-9:

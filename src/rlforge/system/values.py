@@ -31,9 +31,7 @@ def to_json(content: Any) -> Any:
 
 
 def from_json(cls: type[T], data: Any) -> T:
-    """The inverse of ``to_json``; fields that the data lacks take their defaults.
-
-    Raises ValueError, which says all that is wrong and where.
+    """The inverse; fields that the data lacks take their defaults; ValueError says all mistakes.
 
     Example:
         >>> from rlforge.types import PolicyRef

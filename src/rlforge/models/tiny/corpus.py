@@ -116,7 +116,6 @@ def _grid_lessons(states: list[State], first: Grid, tokenizer: Any) -> Lessons:
 
 
 def _cells(masks: list[int], grid: Grid) -> _Bools:
-    """Bit masks as booleans [N, rows, cols]."""
     bits = np.array(masks, dtype=np.int64)[:, None] >> np.arange(grid.rows * grid.cols) & 1
     return bits.astype(np.bool_).reshape(-1, grid.rows, grid.cols)
 

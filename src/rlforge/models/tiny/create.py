@@ -40,8 +40,7 @@ _REPORT_SEED = 1_000_003
 def create_tiny(directory: Path, recipe: TinyRecipe, progress: Callable[[str], None]) -> None:
     """Play, train, and save to ``directory``: about a minute on one core.
 
-    Writes model, tokenizer, the value head, and ``warmup.json`` (the recipe, the time it took, and
-    ``report`` on states of new games). progress: called with a line on each step.
+    Beside the model, ``warmup.json`` has the recipe, the time, and a ``report`` on new games.
     """
     from safetensors.torch import save_file
 
@@ -115,10 +114,7 @@ def build_model(recipe: TinyRecipe, tokenizer: Any) -> Any:
 def warm_up(
     model: Any, games: list[Lessons], recipe: TinyRecipe, progress: Callable[[str], None]
 ) -> Heads:
-    """Train ``model`` in place on ``games``, one per game of ``recipe``; returns its heads.
-
-    Draws from torch's global generator and from ``recipe.seed``.
-    """
+    """Train ``model`` in place on ``games``, one per game of ``recipe``; returns its heads."""
     facts = max(each.facts.shape[1] if each.facts is not None else 0 for each in games)
     heads = Heads(recipe.hidden, max(len(each.action_ids) for each in games), facts)
     parameters = [*model.parameters(), *heads.parameters()]
