@@ -14,32 +14,16 @@ from rlforge.record.analyses import (
     write_analysis,
 )
 
-SURE = Estimate(mean=1.0, half=0.0, games=1)
+SURE, UNSURE = Estimate(mean=1.0, half=0.0, games=1), Estimate(mean=0.25, half=0.5, games=16)
 
 
 def analysis(game_id):
-    moment = Moment(
-        turn=1,
-        player=0,
-        policy="step-3",
-        action="[4]",
-        before=Estimate(mean=0.25, half=0.5, games=16),
-        after=SURE,
-        own_before=Estimate(mean=0.25, half=0.5, games=16),
-        own_after=SURE,
-        decisive=True,
-        best="[5]",
-        best_reward=SURE,
-    )
-    return Analysis(
-        game_id=game_id,
-        env_id="TicTacToe-v0-train",
-        player=0,
-        seats=("step-3", "minimax"),
-        rewards={0: 1.0, 1: -1.0},
-        moments=(moment,),
-        games=16,
-    )
+    moved = {"turn": 1, "player": 0, "policy": "step-3", "action": "[4]", "decisive": True}
+    values = {"before": UNSURE, "after": SURE, "own_before": UNSURE, "own_after": SURE}
+    moment = Moment(best="[5]", best_reward=SURE, **moved, **values)
+    about = {"env_id": "TicTacToe-v0-train", "player": 0, "seats": ("step-3", "minimax")}
+    played = {"rewards": {0: 1.0, 1: -1.0}, "moments": (moment,), "games": 16}
+    return Analysis(game_id=game_id, **about, **played)
 
 
 @pytest.mark.parametrize("won", [0.02, 0.3, 0.5, 0.9, 0.99])

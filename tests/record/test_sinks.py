@@ -144,10 +144,8 @@ def test_jobs_of_a_sweep_are_a_wandb_group_and_are_named_by_their_overrides(
     sink.close()
     sink = WandbSink(project="p", group="mine")
     sink.open(create_run(tmp_path / "sweep_2026-11-25" / "1"), "demo")
-    assert (offline_wandb.run.group, offline_wandb.run.name) == (
-        "mine",
-        "demo seed=2 learner.learning_rate=1e-3",
-    )
+    run = offline_wandb.run
+    assert (run.group, run.name) == ("mine", "demo seed=2 learner.learning_rate=1e-3")
     sink.close()
 
 

@@ -183,11 +183,10 @@ def test_what_api_players_took_is_recorded_with_the_next_update(tmp_path, tracke
     assert "api/openai:free/cost" not in row
     # Of the requests since the last report.
     assert {number for _, number in sink.curve("api/openai:m/latency_s")} == {2.0, 0.5}
-    summary = read_json(tmp_path / "summary.json")
-    assert [(one["uid"], one["requests"]) for one in summary["api"]] == [
-        ("openai:m", 12),
-        ("openai:free", 4),
+    requests = [
+        (one["uid"], one["requests"]) for one in read_json(tmp_path / "summary.json")["api"]
     ]
+    assert requests == [("openai:m", 12), ("openai:free", 4)]
 
 
 def test_recent_rates_are_over_the_newest_games_of_all_versions_also_of_a_resumed_run(
@@ -213,20 +212,10 @@ def test_recent_rates_are_over_the_newest_games_of_all_versions_also_of_a_resume
 
 
 def test_an_exact_measure_is_a_line_a_namespace_and_a_row(tmp_path, tracker, sink):
+    about = {"policy_uid": "p", "env_id": "kuhn_poker", "values": (-0.1, 0.1), "decisions": 12}
+    about |= {"illegal": 0.25, "illegal_most": 0.5}
     for step, gains in ((0, (0.25, 0.5)), (4, (0.125, 0.125)), (8, (0.0, 0.125))):
-        tracker.add_exact(
-            ExactResult(
-                step=step,
-                policy_uid=f"step-{step}",
-                env_id="kuhn_poker",
-                nash_conv=sum(gains),
-                values=(-0.1, 0.1),
-                gains=gains,
-                decisions=12,
-                illegal=0.25,
-                illegal_most=0.5,
-            )
-        )
+        tracker.add_exact(ExactResult(step=step, gains=gains, nash_conv=sum(gains), **about))
     rows = read_jsonl(tmp_path / "exact.jsonl")
     found = [(row["step"], row["nash_conv"], row["gains"]) for row in rows]
     assert found == [(0, 0.75, [0.25, 0.5]), (4, 0.25, [0.125, 0.125]), (8, 0.125, [0.0, 0.125])]
@@ -238,20 +227,11 @@ def test_an_exact_measure_is_a_line_a_namespace_and_a_row(tmp_path, tracker, sin
 
 
 def test_an_alarm_is_a_line_and_a_mark(tmp_path, tracker, sink):
+    told = {"signal": "seat_gap", "about": "", "observed": -0.75, "expected": 0.125}
+    told |= {"actions": ("rollback to step-1",)}
     for step in (3, 8):
         tracker.log_learner(update(step), SHARES)
-        tracker.add_alarm(
-            Alarm(
-                step=step,
-                signal="seat_gap",
-                about="",
-                since=step - 1,
-                good=step - 2,
-                observed=-0.75,
-                expected=0.125,
-                actions=("rollback to step-1",),
-            )
-        )
+        tracker.add_alarm(Alarm(step=step, since=step - 1, good=step - 2, **told))
     first, second = read_jsonl(tmp_path / "sentinel.jsonl")
     assert (first["step"], first["since"], first["good"]) == (3, 2, 1)
     assert (second["observed"], second["actions"]) == (-0.75, ["rollback to step-1"])
@@ -515,10 +495,8 @@ def test_ratings_and_games_go_as_tables_to_sinks_that_take_them(tmp_path, new_tr
     assert tracker.close({}) == ["upload RUN"]
     assert tracker.close({}) == []
     *_, (_, name, turns) = sink.tables
-    assert (name, [(row["game_id"], row["turn"]) for row in turns]) == (
-        "games",
-        [("one", 1), ("one", 2), ("one", 3), ("two", 1)],
-    )
+    played = [(row["game_id"], row["turn"]) for row in turns]
+    assert (name, played) == ("games", [("one", 1), ("one", 2), ("one", 3), ("two", 1)])
     assert turns[0]["observation"] == "board"
 
 
