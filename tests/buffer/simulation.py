@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from tests.buffer.games import make_game
 
-from rlforge.buffer import StepBuffer
-from rlforge.buffer.base import Buffer, BufferSettings
+from rlforge.buffer import BufferSettings, StepBuffer
+from rlforge.buffer.base import Buffer
 
 LENGTHS: dict[str, Callable[[random.Random], int]] = {
     "fixed": lambda rng: 30,

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.buffer.games import make_game
 
-from rlforge.buffer import BUFFERS, EpisodeBuffer, StepBuffer
+from rlforge.buffer import BUFFERS, BufferSettings, EpisodeBuffer, StepBuffer
 from rlforge.buffer.admission import Admission, Yield
-from rlforge.buffer.base import BufferSettings
 
 
 def buffer_of(kind, **settings):
@@ -18,11 +17,9 @@ def buffer_of(kind, **settings):
     return kind(BufferSettings(**{**defaults, **settings}))
 
 
-def admission_of(*, batch_size=10, max_staleness=1, **settings):
-    defaults = {"ready_size": batch_size, "max_stored": 1000, "samples_per_game": 1.0}
-    return Admission(
-        **{"batch_size": batch_size, "max_staleness": max_staleness, **defaults, **settings}
-    )
+def admission_of(*, samples_per_game=1.0, **settings):
+    defaults = {"max_size": 1000, "max_staleness": 1, "batch_size": 10, "batch_delay": 1.0}
+    return Admission(BufferSettings(**defaults | settings, seed=0), samples_per_game)
 
 
 def test_the_kind_in_the_configuration_is_the_one_in_a_checkpoint():
@@ -47,7 +44,7 @@ def test_stored_and_expected_samples_fill_one_batch():
 
 
 def test_no_more_is_expected_than_is_kept():
-    assert admission_of(max_stored=8).reserve(100, stored=0, lacks=10) == 8
+    assert admission_of(max_size=8).reserve(100, stored=0, lacks=10) == 8
 
 
 def test_the_expectation_is_that_of_a_game_in_progress():

@@ -1,6 +1,7 @@
 """Sample buffer between collector and learner: eviction, staleness, batches, admission."""
 
-from rlforge.buffer.base import Buffer, BufferSettings, Shaped
+from rlforge.buffer.admission import BufferSettings
+from rlforge.buffer.base import Buffer, Shaped
 from rlforge.buffer.episodes import EpisodeBuffer
 from rlforge.buffer.steps import StepBuffer
 

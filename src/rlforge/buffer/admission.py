@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import islice, takewhile
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from rlforge.types import value
 
@@ -20,6 +20,44 @@ _LONGEST_WAIT = 8.0
 # Callers look at the clock more often than that.
 _TICK_S = 0.2
 _SHORT = 0.7
+
+
+@value
+class BufferSettings:
+    """Limits of a buffer, which is ready with batch_size * batch_delay samples.
+
+    Attributes:
+        samples_per_game: Expected yield before the first game has ended; None: the class's default.
+        max_replaced: Most samples of groups without advantage left out per batch (dynamic sampling
+            of DAPO, Yu et al. 2025); only where groups are kept together.
+        save_every: Updates from one published version to the next.
+        wait: Most updates of the run between two that draw from this buffer, as others train other
+            policies.
+        max_age: Most updates between the version of a game's oldest turn and the version that is
+            trained; ``auto``: see ``Buffer``.
+        workers: Most games in progress; None: as many as give turns a mean age of ``WANTED_AGE``,
+            at most ``slots``, the sequences that the engines generate at the same time.
+        games: Samples and trained turns of games played before the start; they count as the first
+            ones.
+    """
+
+    max_size: int
+    max_staleness: int
+    batch_size: int
+    batch_delay: float
+    seed: int
+    samples_per_game: float | None = None
+    max_replaced: int = 0
+    save_every: int = 1
+    wait: int = 1
+    max_age: int | Literal["auto"] = "auto"
+    workers: int | None = None
+    slots: int | None = None
+    games: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def ready_size(self) -> int:
+        return math.ceil(self.batch_size * self.batch_delay)
 
 
 class Yield(NamedTuple):
@@ -94,7 +132,7 @@ class Admission:
     = w - 5d weighs the learner's waiting, w, in proportion to what a full batch lacks, against the
     share of lost samples, d. The stock is
 
-        min(max_stored, ready_size + max_staleness · B - learning,
+        min(max_size, ready_size + max_staleness · B - learning,
             ready_size + 2 · √(B · E · min(1, L))),
 
     with ``learning`` the samples drawn for versions that are not published yet; the last line is a
@@ -113,44 +151,24 @@ class Admission:
     **Nothing waits for ever.** While no full batch is stored, either a game is in progress, which
     ends; or one is admitted whatever the rule says, unless a publication is due.
 
-    Args:
-        samples_per_game: E until games have ended.
-        games: Samples and trained turns of games played before the start; they count as the first
-            ones.
-        save_every: Updates from one published version to the next.
-        workers: Most games in progress; None: as many as give turns a mean age of ``WANTED_AGE``,
-            at most ``slots``, the sequences that the engines generate at the same time.
+    ``samples_per_game`` is E until games have ended.
 
     Example:
-        >>> admission = Admission(
-        ...     batch_size=64, ready_size=64, max_stored=128, max_staleness=1, samples_per_game=8.0
+        >>> settings = BufferSettings(
+        ...     max_size=128, max_staleness=1, batch_size=64, batch_delay=1.0, seed=0
         ... )
+        >>> admission = Admission(settings, samples_per_game=8.0)
         >>> admission.reserve(games=100, stored=0, lacks=64)
         8
     """
 
-    def __init__(
-        self,
-        *,
-        batch_size: int,
-        ready_size: int,
-        max_stored: int,
-        max_staleness: int,
-        samples_per_game: float,
-        games: Iterable[tuple[int, int]] = (),
-        save_every: int = 1,
-        workers: int | None = None,
-        slots: int | None = None,
-    ) -> None:
+    def __init__(self, settings: BufferSettings, samples_per_game: float) -> None:
         if samples_per_game <= 0:
             raise ValueError(f"samples per game must be above 0, not {samples_per_game}")
         self.in_flight = 0
-        self._batch, self._ready = batch_size, ready_size
-        self._max_stored, self._max_staleness = max_stored, max_staleness
-        self._guess = samples_per_game
-        self._save_every = save_every
-        self._given, self._slots = workers, slots
-        first = [Yield(samples, turns, 0) for samples, turns in games if samples and turns]
+        self._settings, self._guess = settings, samples_per_game
+        self._batch, self._ready = settings.batch_size, settings.ready_size
+        first = [Yield(samples, turns, 0) for samples, turns in settings.games if samples and turns]
         # Integers with exact sums: the mean of a constant yield is exact.
         # Repeated to a quarter of the window, so that games of this run soon outweigh them.
         self._games = deque((first * _WINDOW)[: _WINDOW // 4], _WINDOW)
@@ -200,12 +218,12 @@ class Admission:
     @property
     def workers(self) -> int:
         """Most games in progress."""
-        if self._given is not None:
-            return self._given
+        if self._settings.workers is not None:
+            return self._settings.workers
         aged = math.ceil(WANTED_AGE / self._age(1))
         first = math.ceil(self._ready / self.samples_per_game)
         # A full batch must fit, whatever its age; games beyond the engines' slots only wait.
-        return max(first, min(aged, self._slots or aged))
+        return max(first, min(aged, self._settings.slots or aged))
 
     @property
     def flow(self) -> Flow:
@@ -292,7 +310,7 @@ class Admission:
         """
         if games < 0:
             raise ValueError(f"cannot reserve {games} games")
-        flowing = now is not None and self._max_staleness > 0
+        flowing = now is not None and self._settings.max_staleness > 0
         target = min(self.workers, self._target(stored, lacks, flowing))
         # 1e-9 absorbs the rounding error of a mean such as 7 / 3.
         granted = max(0, min(games, math.floor(target - self.in_flight + 1e-9)))
@@ -300,7 +318,7 @@ class Admission:
             assert now is not None
             granted = int(min(granted, self._pace(target, now)))
         # Whether the update from the newest batch, which may not be made yet, is published.
-        due = bool(self._learning) and (max(self._learning) + 1) % self._save_every == 0
+        due = bool(self._learning) and (max(self._learning) + 1) % self._settings.save_every == 0
         # The learner would wait for ever without a game in progress.
         if granted == 0 and games > 0 and lacks and not self.in_flight and not due:
             granted = 1
@@ -319,15 +337,16 @@ class Admission:
             life *= max(0.5, 1 + min(0.0, more))
             # The learner waits: engines are the bottleneck and more games may help.
             growth = self._mean * max(0.0, more)
-        ahead = self._ready + self._max_staleness * self._batch - sum(self._learning.values())
+        fresh = self._ready + self._settings.max_staleness * self._batch
+        ahead = fresh - sum(self._learning.values())
         safety = 2 * math.sqrt(self._batch * per_game * min(1.0, life))
-        stock = min(self._max_stored, ahead, self._ready + safety)
+        stock = min(self._settings.max_size, ahead, self._ready + safety)
         return (stock - stored + self._batch * life) / per_game + growth
 
     def _pace(self, target: float, now: float) -> float:
         """Games that may start now without a burst that matters."""
         if self._since is None:
-            most = min(self._max_stored, 2 * self._ready) / self.samples_per_game
+            most = min(self._settings.max_size, 2 * self._ready) / self.samples_per_game
             self._tokens = max(1.0, min(target, most))
             self._mean, self._wanted = self._tokens, target
         elif self._durations:

@@ -11,12 +11,11 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from rlforge.buffer.admission import Admission, Flow, Yield
+from rlforge.buffer.admission import Admission, BufferSettings, Flow, Yield
 from rlforge.errors import CheckpointError
 from rlforge.samples import Episode, Sample, TrainBatch
-from rlforge.types import value
 
 _T = TypeVar("_T")
 
@@ -91,41 +90,6 @@ class VersionQueue(Generic[_T]):
         if len(items) == 1:
             del self._by_version[version]
         return items.pop()
-
-
-@value
-class BufferSettings:
-    """Limits of a buffer, which is ready with batch_size * batch_delay samples.
-
-    Attributes:
-        samples_per_game: Expected yield before the first game has ended; None: the class's default.
-        max_replaced: Most samples of groups without advantage left out per batch (dynamic sampling
-            of DAPO, Yu et al. 2025); only where groups are kept together.
-        save_every: Updates from one published version to the next.
-        wait: Most updates of the run between two that draw from this buffer, as others train other
-            policies.
-        max_age: Most updates between the version of a game's oldest turn and the version that is
-            trained; ``auto``: see ``Buffer``.
-        workers, slots, games: See ``Admission``.
-    """
-
-    max_size: int
-    max_staleness: int
-    batch_size: int
-    batch_delay: float
-    seed: int
-    samples_per_game: float | None = None
-    max_replaced: int = 0
-    save_every: int = 1
-    wait: int = 1
-    max_age: int | Literal["auto"] = "auto"
-    workers: int | None = None
-    slots: int | None = None
-    games: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def ready_size(self) -> int:
-        return math.ceil(self.batch_size * self.batch_delay)
 
 
 class Stamp(NamedTuple):
@@ -222,15 +186,7 @@ class Buffer(ABC):
         #: Samples of earlier versions are refused.
         self._first_version = 0
         self._admission = Admission(
-            batch_size=settings.batch_size,
-            ready_size=settings.ready_size,
-            max_stored=settings.max_size,
-            max_staleness=settings.max_staleness,
-            samples_per_game=settings.samples_per_game or self.default_samples_per_game,
-            games=settings.games,
-            save_every=settings.save_every,
-            workers=settings.workers,
-            slots=settings.slots,
+            settings, settings.samples_per_game or self.default_samples_per_game
         )
 
     # ------------------------------------------------------------ samples in, batches out

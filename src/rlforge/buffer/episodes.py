@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
-from rlforge.buffer.base import Buffer, BufferSettings, Shaped, Stamp, VersionQueue
+from rlforge.buffer.admission import BufferSettings
+from rlforge.buffer.base import Buffer, Shaped, Stamp, VersionQueue
 from rlforge.rewards.sampling import is_constant
 from rlforge.samples import Episode, Sample
 from rlforge.system.values import from_json, to_json
