@@ -1,13 +1,16 @@
 """An OpenAI-compatible HTTP server on this machine, for tests of its clients."""
 
+# ruff: noqa: N802 - names of the library
+
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
+from http.server import ThreadingHTTPServer
 from typing import Any
+
+from tests.harness.server import Answers, running
 
 
 class ChatServer(ThreadingHTTPServer):
@@ -27,13 +30,10 @@ class ChatServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/v1"
 
 
-class ChatHandler(BaseHTTPRequestHandler):
+class ChatHandler(Answers):
     """Subclasses answer in ``respond``."""
 
     server: ChatServer
-
-    def log_message(self, *_: Any) -> None:
-        """Log nothing."""
 
     def do_POST(self) -> None:
         server = self.server
@@ -55,17 +55,6 @@ class ChatHandler(BaseHTTPRequestHandler):
         """Answer a request; tries: the number of requests so far."""
         raise NotImplementedError
 
-    def send(self, status: int, body: Any, **headers: str) -> None:
-        """Send ``body``: bytes as they are, anything else as JSON."""
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self.send_response(status)
-        for name, text in headers.items():
-            self.send_header(name.replace("_", "-"), text)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
 
 def completion(content: Any, finish: str = "stop", **fields: Any) -> dict[str, Any]:
     """The body of a chat completion; ``fields`` replace or extend it."""
@@ -80,13 +69,6 @@ def completion(content: Any, finish: str = "stop", **fields: Any) -> dict[str, A
     }
 
 
-@contextlib.contextmanager
-def serving(handler: type[ChatHandler]) -> Iterator[ChatServer]:
+def serving(handler: type[ChatHandler]) -> AbstractContextManager[ChatServer]:
     """A server that runs while the block does."""
-    server = ChatServer(handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
+    return running(ChatServer(handler))

@@ -1,41 +1,20 @@
 """Stand-ins of the Hugging Face hub on this machine, asked by the real ``huggingface_hub``."""
 
+# ruff: noqa: N802 - names of the library
+
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from huggingface_hub import close_session
+from tests.harness.server import Answers, served
 
 from rlforge.models.load import hub_is_reachable
-
-
-class Answers(BaseHTTPRequestHandler):
-    """Subclasses answer requests by ``answer``."""
-
-    def answer(self, code: int, content: Any, **more: str) -> None:
-        """Send ``content``: bytes as they are, anything else as JSON; more: header fields."""
-        body = content if isinstance(content, bytes) else json.dumps(content).encode()
-        self.send_response(code)
-        tag = hashlib.sha1(body, usedforsecurity=False).hexdigest()
-        fields = {"Content-Type": "application/json", "Content-Length": len(body)}
-        fields |= {"X-Repo-Commit": "0123456789" * 4, "ETag": f'"{tag}"'}
-        for field, text in {**fields, **more}.items():
-            self.send_header(field.replace("_", "-"), str(text))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 class ModelFiles(Answers):
@@ -46,24 +25,16 @@ class ModelFiles(Answers):
         file: Path = self.server.folder / name  # type: ignore[attr-defined]
         if not found:
             listed = "/tree/" in self.path  # a folder of more chat templates
-            self.answer(200, [] if listed else {"id": "org/m"})
+            self.send(200, [] if listed else {"id": "org/m"})
         elif file.is_file():
-            self.answer(200, file.read_bytes())
+            tag = hashlib.sha1(file.read_bytes(), usedforsecurity=False).hexdigest()
+            facts = {"X-Repo-Commit": "0123456789" * 4, "ETag": f'"{tag}"'}
+            self.send(200, file.read_bytes(), **facts)
         else:
-            self.answer(404, b"", X_Error_Code="EntryNotFound")
+            self.send(404, b"", X_Error_Code="EntryNotFound")
 
     def do_HEAD(self) -> None:
         self.do_GET()
-
-
-@contextlib.contextmanager
-def served(handler: type[Answers], **facts: Any) -> Iterator[Any]:
-    """A server with its ``url``. facts: further attributes of it."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        vars(server).update(facts, url=f"http://127.0.0.1:{server.server_port}")
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield server
-        server.shutdown()
 
 
 @contextlib.contextmanager

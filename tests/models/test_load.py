@@ -15,8 +15,9 @@ import torch
 from huggingface_hub import close_session
 from peft import LoraConfig, get_peft_model
 from tests import factories
-from tests.harness.hub import Answers, copy_of_hub
+from tests.harness.hub import copy_of_hub
 from tests.harness.hub import hub as local_hub
+from tests.harness.server import Answers
 from transformers import (
     AutoTokenizer,
     BloomConfig,
@@ -190,13 +191,13 @@ class Hub(Answers):
             "gated": (403, "GatedRepo"),
             "broken": (500, ""),
         }[name]
-        self.answer(code, {"id": f"org/{name}"}, X_Error_Code=reason)
+        self.send(code, {"id": f"org/{name}"}, X_Error_Code=reason)
 
     def do_HEAD(self) -> None:
-        self.answer(200, b"")
+        self.send(200, b"")
 
     def do_CONNECT(self) -> None:
-        self.answer(407, b"")  # as a proxy that lets nobody through
+        self.send(407, b"")  # as a proxy that lets nobody through
 
 
 @pytest.fixture

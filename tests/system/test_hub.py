@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.harness.hub import Answers, served
+from tests.harness.server import Answers, served
 
 from rlforge.errors import ConfigError
 from rlforge.system.hub import check_push
@@ -52,7 +52,7 @@ class Hub(Answers):
 
     def reply(self, content: Any) -> None:
         allowed = self.headers["Authorization"] == "Bearer good"
-        self.answer(*((200, content) if allowed else (401, {"error": "Invalid token"})))
+        self.send(*((200, content) if allowed else (401, {"error": "Invalid token"})))
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.request import getproxies
 
 import httpx
 import pytest
+from tests.harness.server import running
 
 from rlforge.errors import ConfigError
 from rlforge.system.network import check_proxies, spare_loopback, through
@@ -74,13 +74,11 @@ def test_a_variable_that_names_no_proxy_is_refused(name, value, problem, monkeyp
 def test_libraries_leave_spared_loopback_to_no_proxy(host, monkeypatch):
     for name in ("http_proxy", "NO_PROXY", "no_proxy"):
         monkeypatch.setenv(name, DEAD if name == "http_proxy" else "example.org")
-    with ThreadingHTTPServer(("", 0), BaseHTTPRequestHandler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with running(ThreadingHTTPServer(("", 0), BaseHTTPRequestHandler)) as server:
         url = f"http://{host}:{server.server_port}"
         spare_loopback(url)
         spare_loopback("http://example.com")
         assert httpx.get(url).status_code == 501  # an answer of the server itself
-        server.shutdown()
     hosts = os.environ["no_proxy"].split(",")
     assert hosts[0] == "example.org"
     assert len(hosts) == len(set(hosts))

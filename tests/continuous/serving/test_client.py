@@ -1,7 +1,7 @@
 """Admin calls to a service, and to what is none."""
 
 import pytest
-from tests.harness.hub import Answers, served
+from tests.harness.server import Answers, served
 
 from rlforge.continuous.serving.client import AdminClient, state_folder
 from rlforge.continuous.serving.tokens import ADMIN_VARIABLE
@@ -15,7 +15,7 @@ def answering(monkeypatch):
 
     class Handler(Answers):
         def do_GET(self):  # noqa: N802 - a name of the library
-            self.answer(404, self.server.answer)
+            self.send(404, self.server.answer)
 
     with served(Handler) as server:
         yield server
