@@ -164,6 +164,7 @@ def invariant_attention(
         seen &= attention_mask[:, 0].gather(2, index[:, None].expand(-1, asked, -1))
     # The heads of a group stand in for further query rows (``rlforge.engines.cache``).
     rows = heads // groups * asked
+    # With these numbers of query rows torch's kernel sums each row alike.
     padded = 4 if rows <= 4 else -(-rows // LEAST_ROWS) * LEAST_ROWS
     mask = pad(seen.repeat(1, heads // groups, 1), (0, 0, 0, padded - rows))
     mask[:, :, 0] |= ~mask.any(dim=2)  # a row that sees nothing would be NaN
