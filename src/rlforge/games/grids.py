@@ -29,7 +29,7 @@ class Grid:
 
 
 def grid_of(game: GridGame, rows: Sequence[Sequence[str]], marks: str, player: int) -> Grid:
-    """Read a board as ``player`` sees it. marks: of both players."""
+    """Read a board as ``player`` sees it. marks: marks of both players."""
     cells = [cell for row in rows for cell in row]
     stones = [sum(1 << i for i, cell in enumerate(cells) if cell == mark) for mark in marks]
     return Grid(

@@ -105,7 +105,7 @@ def _named(things: Mapping[str, Any], package: str, noun: str, name: str) -> Any
 
 
 def _module(package: str, file: str, project: str, noun: str, name: str) -> ModuleType:
-    """The module in ``file`` of an installed package. noun, name: what it is wanted for."""
+    """The module in ``file`` of an installed package. noun, name: purpose, for messages."""
     found = importlib.util.find_spec(package)
     places = (found.submodule_search_locations if found else None) or ()
     for place in places:

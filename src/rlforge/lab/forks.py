@@ -104,7 +104,7 @@ async def analyse_game(
     """Estimate the value of a game before and after each of its turns, by continuations.
 
     Args:
-        run_dir, record, seats, say: as of ``fork_game``.
+        run_dir, record, seats, say: see ``fork_game``.
         player: whose value; None: of the evaluated policy, or of the first trained seat.
         samples: continuations of each turn.
         seconds: roughly the longest time.

@@ -47,10 +47,10 @@ class ModelPool:
         """Register the fixed opponents.
 
         Args:
-            cfg, fixed: of a run with one policy.
-            seed: of the draws.
-            policies: of a run with several, by name, in place of both; the first is the main one.
-            budget: of API players, which are not drawn once it is closed.
+            cfg, fixed: settings and fixed opponents of a run with one policy.
+            seed: seed of the draws.
+            policies: settings of a run with several, by name; the first is the main one.
+            budget: budget of API players, which are not drawn once it is closed.
         """
         self._budget = budget
         self._ratings = RatingTable(cfg.rating_beta or BETA)
@@ -177,7 +177,7 @@ class ModelPool:
     def weights(self, name: str | None = None, seat: int | None = None) -> Weights:
         """The probability of each opponent to be drawn next, by uid.
 
-        name: of the policy that meets them, None: the main one. seat: where the opponent sits; None
+        name: policy that meets them, None: the main one. seat: where the opponent sits; None
         where it does not matter.
         """
         line = self._line(name)

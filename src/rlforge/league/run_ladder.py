@@ -34,7 +34,7 @@ def run_ladder(
 
     Args:
         results: ``{first: {second: [wins, draws, losses]}}``, each pair both ways.
-        names: of each policy; games between two names of one policy do not count.
+        names: names of each policy; games between two names of one policy do not count.
         most: policies that are rated, those with most games. The first policy is the zero of the
             scale if it is among them, else their mean is.
     """
@@ -75,7 +75,8 @@ def run_ladder(
 def most_likely_strengths(points: Array, precision: float = 0.0) -> tuple[Array, Array]:
     """Bradley-Terry strengths (…, n) in log-odds, of mean 0, and the curvature (…, n, n) there.
 
-    points: won by the row's member against the column's, (…, n, n). precision: of a normal prior.
+    points: won by the row's member against the column's, (…, n, n). precision: precision of
+    a normal prior.
     """
     # choix has whole games only, no curvature for intervals, and one matrix at a time: it takes
     # 34 s for 113,000 games of 48 policies with a prior, 1.4 s for the draws of a ladder of eight.

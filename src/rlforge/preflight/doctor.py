@@ -95,7 +95,7 @@ def examine(
 
     Args:
         composed: its configuration.
-        gpus_there, gpu_memory_gb: of another machine that it is planned for, as of ``for_machine``.
+        gpus_there, gpu_memory_gb: GPUs of another machine to plan for, see ``for_machine``.
         check: raises ConfigError for a configuration that cannot run; ``keys``: or for what this
             machine lacks.
     """

@@ -86,7 +86,7 @@ def model_problems(config: PolicyConfig, *, fetch: bool = True) -> Iterator[str]
 
 
 def other_problems(config: PolicyConfig, *, fetch: bool = True) -> Iterator[str]:
-    """Why other models (``hf:``) of ``config`` cannot play. fetch: as of ``model_problems``."""
+    """Why other models (``hf:``) of ``config`` cannot play. fetch: see ``model_problems``."""
     for key, own in _other_models(config):
         yield from (f"{key}: {problem}" for problem in other_model_problems(own, fetch=fetch))
 
@@ -104,7 +104,7 @@ def _other_models(config: PolicyConfig) -> Iterator[tuple[str, GamesConfig]]:
 def other_model_problems(own: GamesConfig, *, fetch: bool = True) -> Iterator[str]:
     """Why another model (``hf:``) cannot play, as far as its weights do not say.
 
-    own: from ``as_played_by``. fetch: as of ``model_problems``.
+    own: from ``as_played_by``. fetch: see ``model_problems``.
     """
     name, found = own.model.label, list[str]()
     if (Path(name) / ADAPTER_CONFIG).is_file() and not (Path(name) / MODEL_CONFIG).is_file():

@@ -86,7 +86,8 @@ def make_plan(
 ) -> RunPlan[C]:
     """The plan of ``config`` on ``machine``; ConfigError where its GPUs do not fit.
 
-    run_dir: of a run that has begun. claimed: the profile with the GPUs that the run has claimed.
+    run_dir: folder of a run that has begun. claimed: profile with the GPUs that the run has
+    claimed.
     """
     kind = kind_of(config)
     settled = with_engines_that_start(config, machine)

@@ -129,7 +129,7 @@ def reader_problems(
 ) -> Problems:
     """The problem of a model that was made for something else than ``what``.
 
-    key: that chose ``what``, a game or a market. subject: which of both it is.
+    key: configuration key of ``what``. subject: whether that is a game or a market.
     """
     kind = composed.config.model.kind
     made = made_model(kind)

@@ -16,7 +16,7 @@ from rlforge.types import Completion, EnvSpec, Form, value
 class Question:
     """A turn of a conversation: its messages, and their text and token ids for an engine.
 
-    answers: those that ``messages`` hold; a user message follows each. since_first: these user
+    answers: answers in ``messages``; a user message follows each. since_first: these user
     messages where the turns before them are left out.
     """
 

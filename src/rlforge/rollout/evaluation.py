@@ -162,8 +162,8 @@ def summarise(records: Sequence[GameRecord], step: int, uid: str | None = None) 
     """One result per environment, opponent and policy of ``records``, in order of appearance.
 
     Rates are over finished games; invalid_rate is the share that the policy itself ended by an
-    invalid move. ci95 is Wilson's. uid: of the policy that all focus seats count for; None: each
-    for its own.
+    invalid move. ci95 is Wilson's. uid: policy that all focus seats count for; None: each for its
+    own.
     """
     results: dict[tuple[str, str, str], list[GameRecord]] = {}
     for record in records:

@@ -55,7 +55,7 @@ def first_games(config: RunConfig, seats: int, *, episodes: bool) -> tuple[tuple
 def forecast(config: RunConfig, flow: Flow | None = None) -> str:
     """Games in progress, the engines' places and the age of turns, as sentences.
 
-    flow: of the buffer of the first policy; None: as it is at the start.
+    flow: flow of the first policy's buffer; None: that at the start.
     """
     if not config.buffer.max_staleness or config.determinism == "strict":
         return "games are played in rounds, each for the next update"

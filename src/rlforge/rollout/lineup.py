@@ -173,7 +173,7 @@ def form_of(*groups: ModelConfig | EnvEntry | PolicyEntry | ApiConfig | HfConfig
 def asked_as(config: PolicyConfig, env_id: str | None = None, policy: str = "") -> Form:
     """How a run asks its policy in a game; any other game as its first training game.
 
-    policy: of several policies the one that is asked, by name.
+    policy: name of the policy that is asked, where there are several.
     """
     if (games := config.games) is None:
         return form_of(config.model)

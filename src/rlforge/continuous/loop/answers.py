@@ -22,7 +22,7 @@ class Ask(Protocol):
     async def __call__(
         self, agent_id: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
     ) -> Completion:
-        """draw: seed of the answer. grammar: that it keeps to. Raises EngineError."""
+        """draw: seed of the answer. grammar: grammar that it keeps to. Raises EngineError."""
 
 
 def answer_decision(

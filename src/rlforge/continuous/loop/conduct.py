@@ -30,7 +30,7 @@ class Conduct:
     """How an agent fared in an episode.
 
     reward: mean over its decisions. profit, stake: in dollars, the sum, and the mean of its trades.
-    refused: share of its answers. earned, idle: of its accepted ``decisions``, the mean reward, and
+    refused: share of its answers. earned, idle: mean reward of its accepted ``decisions``, and
     the share with no money at stake.
     """
 

@@ -39,8 +39,8 @@ class Trained:
 class WindowLearner:
     """The learner group, and ``checkpoints/step-N`` of the run directory; one call at a time.
 
-    keep: how many versions ``prune`` leaves besides protected ones. update: of ``group``; None: its
-    own method.
+    keep: how many versions ``prune`` leaves besides protected ones. update: updates ``group``;
+    None: its own method.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @value
 class Open:
-    """A decision that is not settled yet. episode: of the market, from 0.
+    """A decision that is not settled yet. episode: number of the market's episode, from 0.
 
     policy: uid of the version that is judged by it, if any.
     """
@@ -60,7 +60,7 @@ class Tick:
 
 @value
 class AgentModel:
-    """The model behind the agents. name: the ``provider`` of its decisions. seed: of its draws."""
+    """The model behind the agents. name: ``provider`` of its decisions. seed: seed of its draws."""
 
     prompter: AgentPrompter
     ask: Ask

@@ -66,8 +66,8 @@ class Session:
     """One episode of one agent: asks the model, and takes the rewards.
 
     agent: its name, ``agent-3``, or of the task where an episode sets it: advantages relative to
-    the agent's mean compare decisions of one name. number: of the episode, over all agents and
-    windows. seed: of its random choices.
+    the agent's mean compare decisions of one name. number: index of the episode over all agents and
+    windows. seed: seed of its random choices.
 
     Example: an episode that rewards short answers.
         >>> async def brief(session):

@@ -45,7 +45,7 @@ def portion(amount: int, rate: float) -> int:
 class Shares:
     """Shares of one purchase, made by the decision ``ticket``.
 
-    cost: of the whole purchase, fee included. basis: its part for the ``units`` still held.
+    cost: price of the whole purchase, fee included. basis: its part for the ``units`` still held.
     returned: proceeds of sales so far.
     """
 
@@ -64,7 +64,7 @@ class Shares:
 class Perp:
     """A perpetual position of ``size`` at the price ``entry``. sign: 1 for longs, -1 for shorts.
 
-    margin: what funding has left of it. paid: margin and fee at the start.
+    margin: margin that funding has left. paid: margin and fee at the start.
     """
 
     id: str
@@ -88,7 +88,7 @@ class Perp:
 
 
 class Agent:
-    """One account. kind: of a scripted trader; None for models and people.
+    """One account. kind: kind of a scripted trader; None for models and people.
 
     balance: free cents. lifetime: profit of all finished trades. trades, wins: settled ones of the
     episode, and those with a profit. episode_profits: changes of the balance.

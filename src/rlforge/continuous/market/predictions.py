@@ -72,8 +72,8 @@ CHANGE_TICKS = 3
 class PredictionMarket:
     """A market whose shares are counted in units that pay one cent; a share is a hundred of them.
 
-    pool: cents that back the shares. truth: the right answer. views: of the news accounts, of which
-    ``unreported`` ones are not posted yet.
+    pool: cents that back the shares. truth: the right answer. views: views of news accounts; the
+    last ``unreported`` are not posted yet.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ _OF_PERPETUALS = ("OPEN_POSITION", "CLOSE_POSITION")
 
 
 def forms(*, perpetuals: bool) -> str:
-    """The forms of actions, as prompts show them. perpetuals: of perpetual futures, too."""
+    """Forms of actions for prompts. perpetuals: whether there are perpetual futures."""
     shown = [
         form for form in _FORMS if perpetuals or not any(kind in form for kind in _OF_PERPETUALS)
     ]

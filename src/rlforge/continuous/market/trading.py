@@ -41,7 +41,7 @@ def asked_form(model: ModelConfig) -> str:
 class Question:
     """A prompt about ``state``, in the compact form about the market ``focus``.
 
-    legal: compact answers. schema: of an answer; None: any answer.
+    legal: compact answers. schema: JSON schema of an answer; None: any answer.
     """
 
     state: Json

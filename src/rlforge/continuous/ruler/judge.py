@@ -120,7 +120,7 @@ class JudgeBudget:
     def settle(self, reserved: int, answer: ChatReply | ChatError, estimate: int = 0) -> None:
         """Replace the reserved tokens of a call by those that it took.
 
-        estimate: of the tokens, where the server does not say.
+        estimate: tokens to count where the server does not say.
         """
         self.counts["tokens"] += (answer.used.tokens or estimate) - reserved
         if answer.used.cost is not None:

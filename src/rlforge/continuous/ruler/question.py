@@ -131,7 +131,7 @@ class JudgeVerdict(NamedTuple):
 
 @value
 class JudgeQuestion:
-    """The question about a group. ids: of distinct decisions. members: positions in the group."""
+    """The question about a group. ids: distinct decisions. members: positions in the group."""
 
     ids: tuple[str, ...]
     members: Mapping[str, tuple[int, ...]]
@@ -236,7 +236,7 @@ def answer_schema(ids: Sequence[str]) -> dict[str, Any]:
 
 
 def each_in_turn(ids: Sequence[str], letters: int) -> dict[str, Any]:
-    """The JSON schema of an answer that scores ``ids`` in order. letters: of an explanation."""
+    """JSON schema of an answer that scores ``ids`` in order. letters: most in an explanation."""
     score = {"type": "number", "minimum": 0, "maximum": 1, "multipleOf": 0.01}
     explanation = {"type": "string", "maxLength": letters}
     entries = [_object(id={"const": name}, explanation=explanation, score=score) for name in ids]

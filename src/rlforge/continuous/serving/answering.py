@@ -160,8 +160,8 @@ class Answering:
 class Answer:
     """The answer to one checked request: ``complete`` and ``body`` give it whole, or ``chunks``.
 
-    ``policy`` is known with the first text. text, finish_reason, tokens: those of the end once it
-    has ``ended``.
+    ``policy`` is known with the first text. text, finish_reason, tokens: final once it has
+    ``ended``.
     """
 
     policy: PolicyRef
@@ -316,7 +316,7 @@ class Answer:
         return self._whole([choice]) | {"usage": self._usage()}
 
     def _last_chunks(self, rest: str, first: bool) -> Iterator[dict[str, Any]]:
-        """The end of a stream. rest: of its text, all where the model may call tools."""
+        """The end of a stream. rest: rest of its text, all where the model may call tools."""
         content, calls, reason = self._read(rest)
         logprobs = self._logprobs()
         if content or calls or logprobs:

@@ -53,9 +53,9 @@ class Check:
 class Deployment:
     """A version of the policy that is served, was served, or may be.
 
-    number: place in the order of deployments, 0 for the base model. updates: of the learner, behind
-    the adapter. path: the service's own copy. created_at, changed_at: seconds since 1970 UTC.
-    reason: why it is not served.
+    number: place in the order of deployments, 0 for the base model. updates: updates of the learner
+    that made the adapter. path: the service's own copy. created_at, changed_at: seconds since
+    1970 UTC. reason: why it is not served.
     """
 
     number: int
@@ -115,7 +115,7 @@ class Probe:
 class PairedOutcomes:
     """Rewards of a new and the current version on the same items, in the same order.
 
-    concerns: what is suspect in how the new version earned them, in sentences.
+    concerns: suspicions about how the new version earned them, in sentences.
     """
 
     candidate: tuple[float, ...]
@@ -131,8 +131,8 @@ Holdout = Callable[[PolicyRef, PolicyRef], Awaitable[PairedOutcomes]]
 class Answered:
     """An answer that a client got.
 
-    user: stands for the user. arguments: of the chat template. text: up to a stop string, and then
-    without ``completion``.
+    user: stands for the user. arguments: arguments of the chat template. text: up to a stop
+    string, and then without ``completion``.
     """
 
     id: str

@@ -58,7 +58,7 @@ MakeChecks = Callable[[Engine, Any], Checks]
 def serve(setup: ServiceSetup, say: Say, checks: MakeChecks | None = None) -> None:
     """Serve until SIGINT or SIGTERM; requests under way are finished then.
 
-    checks: of new versions; None: in the games of the configuration. Raises ConfigError before
+    checks: checks of new versions; None: games of the configuration. Raises ConfigError before
     anything starts, DeploymentError when no version can be served, RunError when an engine died too
     often.
     """

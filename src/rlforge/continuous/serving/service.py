@@ -200,7 +200,7 @@ class DeploymentService:
         """Count the reward of an answer in the trial under way; False where it is not of it.
 
         Raises ValueError for a reward outside of ``rewards``. key: names the answer, which counts
-        once. cluster, stage: as ``MixtureSprt`` has them.
+        once. cluster, stage: see ``MixtureSprt``.
         """
         low, high = self._deployer.rewards
         if not low <= reward <= high:

@@ -123,7 +123,7 @@ def _spaces(text: str) -> int:
 class ScoredToken:
     """A token of an answer, and its log-probability by the model's own distribution.
 
-    text: as shown, the name of a special token. data: its bytes of the answer's text.
+    text: text on screens, the name of a special token. data: its bytes of the answer's text.
     """
 
     text: str

@@ -196,7 +196,7 @@ class MixtureSprt:
 
 
 def mixture_p_value(difference: float, variance: float, effect: float) -> float:
-    """1 / ratio of ``MixtureSprt``, at most 1. variance: of the difference of means."""
+    """1 / ratio of ``MixtureSprt``, at most 1. variance: variance of the difference of means."""
     if variance <= 0:
         return 0.0 if difference else 1.0
     total = variance + effect**2

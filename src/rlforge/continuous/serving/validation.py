@@ -30,7 +30,7 @@ _NAMES = ("files", "fit", "finite", "loads", "format", "holdout", "conduct")
 
 @value
 class Report:
-    """checks: those made; only the last one may have failed. files: digests by name."""
+    """checks: checks that were made; only the last one may have failed. files: digests by name."""
 
     checks: tuple[Check, ...]
     files: Mapping[str, str]

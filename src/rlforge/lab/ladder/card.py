@@ -272,7 +272,7 @@ def cycles(
 def first_move(gaps: Sequence[Sequence[float]]) -> Estimate | None:
     """The mean reward of seat 0 minus that of seat 1, over pairings of two pairs and more.
 
-    gaps: of the pairs of each pairing.
+    gaps: gaps of the pairs of each pairing.
     """
     known = [np.array(own) for own in gaps if len(own) > 1]
     if not known:

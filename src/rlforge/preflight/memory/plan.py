@@ -145,7 +145,7 @@ def make_plan(
     """Plan the memory of ``config``.
 
     Args:
-        config: what is trained and played.
+        config: configuration of the run.
         shape: sizes of the model.
         hardware: resolved, without ``auto`` or null.
         capacity: bytes of each card, or of the machine.
