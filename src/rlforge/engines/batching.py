@@ -205,8 +205,9 @@ class BatchGenerator(StepGenerator[Generation]):
             for batch_key, generations in joining.items():
                 group = self._groups.get(batch_key) or self._new_group()
                 self._groups[batch_key] = group
-                for batch in self._prompt_batches(generations):
-                    answers += self._run(batch, partial(group.prefill, batch))
+                for rows in self._prompt_batches(generations):
+                    batch = [generation for row in rows for generation in row]
+                    answers += self._run(batch, partial(group.prefill, rows))
                     self._prompt_tokens += sum(len(g.prompt) for g in batch)
                     self._cached_tokens += sum(g.known for g in batch)
         self._groups = {key: group for key, group in self._groups.items() if group.running}
@@ -252,26 +253,25 @@ class BatchGenerator(StepGenerator[Generation]):
             admitted.setdefault(key, []).append(generation)
         return admitted
 
-    def _prompt_batches(self, generations: list[Generation]) -> Iterator[list[Generation]]:
+    def _prompt_batches(self, generations: list[Generation]) -> Iterator[list[list[Generation]]]:
         """Batches of prompts within ``limits.prompt_tokens``, padding and known tokens included.
 
-        Equal prompts count once. At most half of what a batch reads is padding.
+        Generations with equal prompts are one row. At most half of what a batch reads is padding.
         """
         alike: dict[Prompt, list[Generation]] = {}
         for generation in generations:
             alike.setdefault((generation.key, generation.prompt), []).append(generation)
-        batch: list[Generation] = []
-        rows = read = longest = 0
+        batch: list[list[Generation]] = []
+        read = longest = 0
         unread = {each: min(g.unread for g in same) for each, same in alike.items()}
         for each in sorted(alike, key=lambda each: (unread[each], len(each[1]))):
             width, length = unread[each], len(each[1])
-            longest = max(longest, length)
-            too_large = (rows + 1) * longest > self._limits.prompt_tokens
-            if batch and (too_large or (rows + 1) * width > 2 * (read + width)):
+            longest, rows = max(longest, length), len(batch) + 1
+            too_large = rows * longest > self._limits.prompt_tokens
+            if batch and (too_large or rows * width > 2 * (read + width)):
                 yield batch
-                batch, rows, read, longest = [], 0, 0, length
-            batch += alike[each]
-            rows += 1
+                batch, read, longest = [], 0, length
+            batch.append(alike[each])
             read += width
         if batch:
             yield batch

@@ -143,15 +143,11 @@ class Group:
         """Forget cancelled generations."""
         self._rows = [[g for g in row if g.id not in ids] for row in self._rows]
 
-    def prefill(self, joining: Sequence[Generation]) -> list[Generation]:
-        """Read the prompts of ``joining`` as one batch and draw the first token of each.
+    def prefill(self, rows: Sequence[Sequence[Generation]]) -> list[Generation]:
+        """Read the prompt that the generations of each row have, and draw the first token of each.
 
-        Equal prompts of a version are read once. Returns the generations that are over after it.
+        Returns the generations that are over after it.
         """
-        alike: dict[Prompt, list[Generation]] = {}
-        for generation in joining:
-            alike.setdefault((generation.key, generation.prompt), []).append(generation)
-        rows = list(alike.values())
         readers = [max(row, key=lambda g: g.known) for row in rows]
         # All read as many tokens as the one that knows least; of what others know, the last tokens
         # are read again in the place of padding. So every row ends where the batch ends.
@@ -164,7 +160,7 @@ class Group:
         cache = None  # answers of one token need none
         if any(g.known for g in readers):
             cache = cache_of([(g.row, g.known) for g in readers], spare=width)
-        elif any(g.limit > 1 or g.params.conversation is not None for g in joining):
+        elif any(g.limit > 1 or g.params.conversation is not None for row in rows for g in row):
             cache = new_cache()
         for row, reader in zip(rows, readers, strict=True):
             for generation in row:
@@ -174,7 +170,7 @@ class Group:
         self._draw(rows, ids, [len(g.prompt) for g in readers], cache)
         if cache is None:
             return _over(rows)
-        self._share({prompt: len(row) for prompt, row in alike.items()}, cache)
+        self._share({(row[0].key, row[0].prompt): len(row) for row in rows}, cache)
         return self._part(rows, cache)
 
     def step(self) -> list[Generation]:

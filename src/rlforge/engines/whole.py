@@ -54,7 +54,8 @@ class WholeGroup(Group):
     def size(self, joining: Sequence[Generation] = ()) -> int:
         return 0
 
-    def prefill(self, joining: Sequence[Generation]) -> list[Generation]:
+    def prefill(self, rows: Sequence[Sequence[Generation]]) -> list[Generation]:
+        joining = [generation for row in rows for generation in row]
         over = self._draw_whole(joining)
         self._rows += [[each] for each in joining if each.finish_reason is None]
         return over
@@ -202,15 +203,15 @@ def _answers(policies: PolicyStore, narrow: bool) -> list[Generation]:
         )
 
     first = [ask(0, _tokens(policies.base, 3), 2), ask(1, _tokens(policies.base, 8), 4)]
-    group.prefill(first)
+    group.prefill([[each] for each in first])
     group.step()
-    group.prefill([late := ask(2, _tokens(policies.base, 5), 3)])
+    group.prefill([[late := ask(2, _tokens(policies.base, 5), 3)]])
     group.step()
     said = first[0].prompt + tuple(first[0].token_ids)
     again = ask(3, said + _tokens(policies.base, 2), 2)
     if 0 in rows:  # not where logits are NaN
         again.row, again.known = rows[0], len(said) - 1
-    group.prefill([again])
+    group.prefill([[again]])
     while group.running:
         group.step()
     return [*first, late, again]
