@@ -83,9 +83,14 @@ class KeptRows:
         return (), 0
 
     def has(self, key: PolicyKey, tokens: tuple[int, ...]) -> bool:
-        """Whether the keys and values of just these tokens are kept."""
-        entry = self._entries.get(self._hashes(key, tokens)[-1])
-        return entry is not None and (entry.key, entry.tokens) == (key, tokens)
+        """Whether the keys and values of just these tokens are kept, which counts as a use."""
+        number = self._hashes(key, tokens)[-1]
+        entry = self._entries.get(number)
+        if entry is None or (entry.key, entry.tokens) != (key, tokens):
+            return False
+        # Else beginnings would go while conversations that have them are continued.
+        self._entries.move_to_end(number)
+        return True
 
     def shrink(self, most: int) -> None:
         """Drop those not used for longest until all have at most ``most`` tokens."""
