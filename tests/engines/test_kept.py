@@ -288,10 +288,8 @@ def test_a_beginning_is_found_where_a_prompt_has_it(data):
     for stem in stems:
         tails = data.draw(st.lists(st.lists(st.integers(0, 2), max_size=8), min_size=2, max_size=6))
         prompts = [(*stem, *tail) for tail in tails]
-        shared.learn(prompts)
-        found = shared.within(prompts)
-        assert len(found) <= MOST_SHARED
-        for place, length in found:
-            assert LEAST_SHARED <= length < len(prompts[place])
-            before = [prompt for prompt in prompts[:place] if len(prompt) > length]
-            assert prompts[place][:length] not in [prompt[:length] for prompt in before]
+        found = shared.learn(prompts)
+        assert len(set(found.values()) - {()}) <= MOST_SHARED
+        for prompt, beginning in found.items():
+            assert not beginning or LEAST_SHARED <= len(beginning) < len(prompt)
+            assert prompt[: len(beginning)] == beginning

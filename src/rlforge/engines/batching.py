@@ -292,22 +292,18 @@ class BatchGenerator(StepGenerator[Generation]):
 
         ``prompts`` are in the order of their rows, with the number of requests for each.
         """
-        self._shared.learn(list(dict.fromkeys(prompt for _, prompt in prompts)))
-        shared: list[tuple[int, int]] = []
-        for key in dict.fromkeys(key for key, _ in prompts):
-            shared += self._shared.within([p if reader == key else () for reader, p in prompts])
-        shared += [
-            (place, len(prompt) - 1)  # the last token is read again, for its logits
-            for place, ((_, prompt), requests) in enumerate(prompts.items())
-            if requests > 1 and len(prompt) > LEAST_SHARED
-        ]
-        order = list(prompts)
-        for place, length in shared:
-            key, prompt = order[place]
-            if self._kept.has(key, prompt[:length]):
+        beginnings = self._shared.learn(list(dict.fromkeys(prompt for _, prompt in prompts)))
+        shared: dict[Prompt, tuple[int, int]] = {}
+        for place, ((key, prompt), requests) in enumerate(prompts.items()):
+            # The last token of a prompt is read again, for its logits.
+            whole = prompt[:-1] if requests > 1 and len(prompt) > LEAST_SHARED else ()
+            for beginning in filter(None, (beginnings[prompt], whole)):
+                shared.setdefault((key, beginning), (place, len(prompt)))
+        for (key, beginning), (place, length) in shared.items():
+            if self._kept.has(key, beginning):
                 continue
-            if (row := self._copied(cache, place, len(prompt), length)) is not None:
-                self._kept.put(key, prompt[:length], row, copies=math.inf)
+            if (row := self._copied(cache, place, length, len(beginning))) is not None:
+                self._kept.put(key, beginning, row, copies=math.inf)
 
     def _copied(self, cache: Cache, row: int, length: int, first: int) -> Row | None:
         """The first positions of a row of ``length``, where there is room to keep them."""

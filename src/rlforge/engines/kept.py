@@ -127,16 +127,18 @@ class SharedBeginnings:
     Example: prompts with the same rules of 20 tokens:
         >>> shared = SharedBeginnings()
         >>> prompts = [(*range(20), 30 + number) for number in range(4)]
-        >>> shared.learn(prompts)
-        >>> shared.within(prompts)
-        [(0, 20)]
+        >>> {len(beginning) for beginning in shared.learn(prompts).values()}
+        {20}
     """
 
     def __init__(self) -> None:
         self._beginnings: OrderedDict[tuple[int, ...], None] = OrderedDict()
 
-    def learn(self, prompts: Sequence[tuple[int, ...]]) -> None:
-        """Note the beginning that saves most tokens in a batch of prompts, if one is common."""
+    def learn(self, prompts: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], tuple[int, ...]]:
+        """The longest known beginning of each of a batch of prompts; () without one.
+
+        The beginning that saves most tokens in the batch, if one is common, is known from now on.
+        """
         known = {prompt: self._longest(prompt) for prompt in prompts}
         for used in set(known.values()):
             if used:
@@ -154,20 +156,13 @@ class SharedBeginnings:
             if gain >= LEAST_SHARED and len(have) >= max(2, _LEAST_SHARE * len(prompts)):
                 saved[beginning] = gain * (len(have) - 1)
         if saved:
-            self._beginnings[max(saved, key=lambda beginning: saved[beginning])] = None
+            best = max(saved, key=lambda beginning: saved[beginning])
+            self._beginnings[best] = None
+            for prompt in filter(lambda prompt: _begins(prompt, best), long):
+                known[prompt] = max(known[prompt], best, key=len)
             if len(self._beginnings) > MOST_SHARED:
                 self._beginnings.popitem(last=False)
-
-    def within(self, prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, int]]:
-        """For each beginning, the place of the first prompt that has it, and its length."""
-        firsts = (
-            (
-                next((i for i, each in enumerate(prompts) if _begins(each, beginning)), None),
-                beginning,
-            )
-            for beginning in self._beginnings
-        )
-        return [(place, len(beginning)) for place, beginning in firsts if place is not None]
+        return known
 
     def _longest(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
         """The longest known beginning of ``prompt``; () without one."""
