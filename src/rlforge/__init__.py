@@ -11,7 +11,9 @@ from pathlib import Path
 
 __version__ = "0.1.0"
 
+# One list of public names serves type checkers, editors and this module.
 _STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+# By its text, because to import these modules takes seconds.
 _HOMES = {name: home for home, name in re.findall(r"^from (\S+) import (\w+)", _STUB, re.M)}
 __all__ = sorted(_HOMES)
 
@@ -21,6 +23,7 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(_HOMES[name], __name__), name)
+    # Further uses of the name do not come here.
     globals()[name] = found
     return found
 

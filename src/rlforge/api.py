@@ -263,6 +263,7 @@ class Run:
         """
         from rlforge.local.evaluate import evaluate_run
 
+        # In a notebook a loop runs already, where ``asyncio.run`` fails.
         measured = wait_for(evaluate_run(self.path, version, list(opponents) or None, games))
         if not measured.complete:
             raise RunError("\n".join(measured.failures))
@@ -412,5 +413,6 @@ def _assignments(values: Mapping[str, object], prefix: str) -> Iterator[str]:
         if isinstance(given, Mapping) and key != "prompts":  # names of templates may have dots
             yield from _assignments(given, f"{prefix}{key}.")
         else:
+            # Hydra adds a group that is not among the defaults only with +.
             added = "+" if (prefix, key) == ("", "experiment") else ""
             yield f"{added}{prefix}{key}={in_grammar(given)}"

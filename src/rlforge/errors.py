@@ -132,6 +132,7 @@ def collected(problems: Iterable[object]) -> list[str]:
         >>> collected(["seed=-1: must be 0 or more", "seed=-1: must be 0 or more"])
         ['seed=-1: must be 0 or more']
     """
+    # Several checks may meet the same fault.
     found: dict[str, None] = {}
     try:
         found.update((str(problem), None) for problem in problems)
@@ -161,6 +162,7 @@ def first_line(error: BaseException) -> str:
         >>> first_line(OSError("no such file\\nat line 3")), first_line(KeyboardInterrupt())
         ('no such file', 'KeyboardInterrupt')
     """
+    # KeyboardInterrupt and the like have no message.
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
@@ -174,6 +176,7 @@ def check_type(given: object, *taken: type, what: str) -> None:
         TypeError: env is the name of a game; this is a dict: {'id': 'kuhn'}
     """
     if not isinstance(given, taken):
+        # The whole of a table or a tensor would hide the sentence.
         raise TypeError(f"{what}; this is a {type(given).__name__}: {given!r:.100}")
 
 
@@ -187,6 +190,7 @@ def nearest(name: str, names: Iterable[str], count: int = 3) -> str:
     close = difflib.get_close_matches(name, sorted(set(names)), n=count, cutoff=0.5)
     likeness = {one: difflib.SequenceMatcher(None, one, name).ratio() for one in close}
     close = [one for one in close if likeness[one] > _AS_CLOSE * max(likeness.values())]
+    # Letters in another order are the likeliest slip.
     swapped = [one for one in close if sorted(one) == sorted(name)]
     return f"; did you mean {', '.join(swapped or close)}?" if close else ""
 

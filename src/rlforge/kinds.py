@@ -124,6 +124,7 @@ class RunKind(ABC, Generic[C]):
         from rlforge.record.status import read_summary
 
         ended = read_summary(RunPaths(root=run_dir))
+        # A run that is made longer goes on from where it was done.
         more = (config.total_updates or 0) > ended.get("total_updates", 0)
         if ended.get("status") == "done" and not more:
             raise RunError(f"{run_dir}: already finished; start a new run")
@@ -133,11 +134,12 @@ class RunKind(ABC, Generic[C]):
         raise ConfigError(f"--more: {self.root.about} cannot be made longer")
 
     def saved(self, run_dir: Path) -> str:
-        """The end of a message on what is left of a run that was interrupted at once."""
+        """The end of a message about a run that was interrupted at once."""
         from rlforge.system.checkpoint import latest_checkpoint
 
         try:
             newest = latest_checkpoint(run_dir / "checkpoints", with_state=True)
+        # An error on the way out would hide that the run was interrupted.
         except (OSError, RlforgeError) as error:
             return f"at once ({error}); go on with"
         if newest is None:
@@ -153,7 +155,7 @@ class RunKind(ABC, Generic[C]):
         return "its own experience"
 
     def asked(self, config: C, run_dir: Path, policy: str) -> Iterator[Asked]:
-        """Turns on disk at which a policy of the run was asked."""
+        """Turns on disk at which a policy was asked."""
         from rlforge.record.game_files import read_games
 
         for purpose in ("train", "eval"):
@@ -161,6 +163,7 @@ class RunKind(ABC, Generic[C]):
                 seats = {seat.player_id: seat for seat in record.spec.seats}
                 for turn in record.turns:
                     seat, ids = seats[turn.player_id], turn.completion.prompt_token_ids
+                    # Other kinds of policies are asked in their own forms, some without token ids.
                     if seat.policy.kind == "checkpoint" and seat.policy.name == policy and ids:
                         yield Asked(ids, seat.form, turn.observation)
 

@@ -120,7 +120,9 @@ def _checked_here(config: C, run_dir: Path | None = None) -> tuple[RunPlan[C], l
     """
     raise_all(shape_problems(config))
     machine = detect()
+    # Engines that join later bring a node: the memory here is for those that start.
     plan, live = make_plan(config, machine, run_dir), with_engines_that_start(config, machine)
+    # Before a download: a model that is too large here is not worth it.
     check_fit(live, plan.hardware, machine.cards)
     check_source(config.model)
     raise_all(model_problems(plan.config))
@@ -144,6 +146,7 @@ def _check_with_model(result: Composed[Any], *, keys: bool = True) -> None:
     try:
         check(result, keys=keys)
     except ConfigError as error:
+        # Wrong values would show again in the model's checks, as their consequences.
         judged = not collected(value_problems(result))
         if judged and local_copy(result.config.model) is not None:
             raise_all([error, *model_problems(result.config, fetch=False)])
@@ -153,7 +156,7 @@ def _check_with_model(result: Composed[Any], *, keys: bool = True) -> None:
 def train(
     overrides: Sequence[str], config_dir: Path | None, root: type[PolicyConfig] = RunConfig
 ) -> Any:
-    """Validate and run an experiment of ``root``; returns its ``Outcome``."""
+    """Validate and run an experiment; returns its ``Outcome``."""
     config, plan, notes = _composed(overrides, config_dir, root)
     command = _command(root, overrides, config_dir)
     return _run(config, plan, notes, new_run_dir(config), command)
@@ -161,6 +164,7 @@ def train(
 
 def train_config(config: RunConfig, command: Sequence[str]) -> Any:
     """Train from a configuration. command: arguments of ``rlforge``."""
+    # No file and no override has set its values: errors name the command.
     check(Composed(config=config, rest=f"rlforge {' '.join(command)}"))
     return _run(config, *_checked_here(config), new_run_dir(config), tuple(command))
 
@@ -175,10 +179,12 @@ def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig, more: int = 0) -
     kind = kind_of(config)
     if more:
         config = kind.longer(config, more)
+    # The rules may be others than when the run began.
     check(Composed(config=config, rest=str(run_dir / "config.yaml")))
     plan, notes = _checked_here(config, run_dir)
     kind.check_resumable(config, run_dir)
     if more:
+        # A run that is still going must not find another configuration.
         with RunLock(run_dir):
             atomic_write(run_dir / "config.yaml", to_yaml(config))
     command = (root.command, "--resume", str(run_dir), *(["--more", str(more)] if more else []))
@@ -223,11 +229,11 @@ def sweep(
 def sweep_job(job: DictConfig) -> float:
     """Run a job of a sweep, wherever its launcher does; returns the objective.
 
-    A failed job leaves ``failed.txt`` and counts as the worst result. An interrupted one ends the
-    sweep by KeyboardInterrupt.
+    A failed job leaves ``failed.txt``, an interrupted one ends the sweep by KeyboardInterrupt.
     """
     hydra = HydraConfig.get()
     whole = job.copy()
+    # Hydra locks the keys of a job, and ``from_hydra`` needs its choices.
     OmegaConf.set_struct(whole, False)
     whole["hydra"] = {"runtime": {"choices": dict(hydra.runtime.choices)}}
     folder = os.environ.get("RLFORGE_CONFIG_DIR")
@@ -243,12 +249,15 @@ def sweep_job(job: DictConfig) -> float:
         command = _command(root, result.overrides, Path(folder) if folder else None)
         outcome = _run(result.config, *_checked_here(result.config), run_dir, command)
     except RlforgeError as error:
+        # A job may fail before it has made its folder.
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / FAILED).write_text(f"{error}\n", encoding="utf-8")
         print(f"{about} failed: {error}", file=sys.stderr)
+        # Sweepers maximise: this is the worst result, and further jobs start.
         return float("-inf")
     if outcome.interrupted:
         again = f"rlforge {root.command} --resume {shlex.quote(str(run_dir))}"
+        # After a return Hydra would start the next job, and Ctrl-C is meant for all.
         raise KeyboardInterrupt(f"in {about}; no further job starts; go on with this one: {again}")
     return float(outcome.objective())
 
@@ -261,6 +270,7 @@ def new_run_dir(config: PolicyConfig) -> Path:
             raise ConfigError(
                 f"run_dir={path}: holds a run already; use --resume {path}, or another"
             )
+        # Now, and not when the model has been loaded.
         _try_folder(path)
         return path
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
@@ -272,13 +282,14 @@ def new_run_dir(config: PolicyConfig) -> Path:
 
 
 def _try_folder(path: Path) -> None:
-    """Raise ConfigError where the folder of a run cannot be made; leaves nothing behind."""
+    """Raise ConfigError where the folder of a run cannot be made."""
     new = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"run_dir={path}: cannot be made: {error.strerror}") from None
     finally:
+        # Later checks may refuse the run, which then must leave nothing behind.
         for folder in new:
             if folder.is_dir():
                 folder.rmdir()
@@ -320,6 +331,7 @@ def _run(
     resume: bool = False,
 ) -> Any:
     """Start or continue a run by a checked plan; returns its ``Outcome``. notes: for its log."""
+    # Processes of Ray have another current directory.
     run_dir = run_dir.absolute()
     prepare_ray(plan.hardware)  # before Ray is imported
     from rlforge.run.lifecycle import execute, prepared
@@ -332,6 +344,7 @@ def _run(
         prepared(config, plan, run_dir, command, resume=resume),
     ):
         kind_of(config).prepare(plan.config, run_dir, say)
+        # Once more: numbers may follow from what was prepared, and the cards are claimed now.
         plan = make_plan(config, detect(), run_dir, claimed)
         for line in write_plan(plan, run_dir):
             say(f"other than before: {line}")

@@ -102,6 +102,7 @@ class TrainBatch:
     @property
     def facts(self) -> dict[str, int]:
         """Facts for files and digests, beside the samples."""
+        # An empty batch has no least version.
         versions = [sample.policy_version for sample in self.samples] or [OTHER_RUN]
         return {
             "whole_episodes": self.whole_episodes,

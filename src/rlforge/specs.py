@@ -50,13 +50,13 @@ class ActorSpec:
 
     @property
     def number(self) -> str:
-        """Number of replicas: ``2``, or ``1 to 2`` where the run starts with one."""
+        """Number of replicas, as ``2``, or ``1 to 2`` where others may follow."""
         fixed = self.least in (None, self.replicas)
         return str(self.replicas) if fixed else f"{self.least} to {self.replicas}"
 
     @property
     def actor_names(self) -> tuple[str, ...]:
-        """The name of each replica among Ray's actors; none for a part of the driver."""
+        """The names of the replicas among Ray's actors."""
         if self.actor is None:
             return ()
         # Of other parts the first replica has the plain name.
@@ -68,13 +68,14 @@ class ActorSpec:
 
 
 def tracker_node(actor: str = "rlforge.run.actors.state:TrackerActor") -> ActorSpec:
+    # It writes into the run directory, which is on the driver's node.
     return ActorSpec(name="tracker", actor=actor, reads=("tracker",), on_driver_node=True)
 
 
 def learner_node(
     config: PolicyConfig, hardware: HardwareConfig, *sends: tuple[str, str]
 ) -> ActorSpec:
-    """The ranks of the learner. sends: target, and what is handed over."""
+    """The ranks of the learner."""
     return ActorSpec(
         name="learner",
         actor="rlforge.run.actors.learner:LearnerActor",
@@ -93,7 +94,7 @@ def learner_node(
 def engine_node(
     config: PolicyConfig, hardware: HardwareConfig, *sends: tuple[str, str]
 ) -> ActorSpec:
-    """The engines. sends: target, and what is handed over."""
+    """The engines."""
     return ActorSpec(
         name="engine",
         actor="rlforge.run.actors.engine:EngineActor",
@@ -105,6 +106,7 @@ def engine_node(
         replicas_key="engine.num_engines",
         placement=hardware.device,
         restarts=config.engine.max_restarts,
+        # Each game that waits for an answer holds one call.
         concurrency=1000,
         placement_group="rollout",
         loads_alone=_shared(hardware),

@@ -58,9 +58,11 @@ def value(cls: type[_T]) -> type[_T]:
     made: Any = dataclasses.dataclass(frozen=True, slots=True, kw_only=True)(cls)
     names = tuple(field.name for field in dataclasses.fields(made))
     read = attrgetter(*names)
+    # A frozen dataclass refuses ``setattr``; its slots do not.
     fill = tuple(getattr(made, name).__set__ for name in names)
 
     def contents(self: Any) -> tuple[Any, ...]:
+        # ``attrgetter`` of a single name gives no tuple.
         return read(self) if len(names) > 1 else (read(self),)
 
     def refill(self: Any, state: Sequence[Any]) -> None:
@@ -166,6 +168,7 @@ class EnvSpec:
         return self.context == "conversation" and self.overflow == "drop_oldest"
 
     def asked(self, policy: PolicyRef) -> Form:
+        # Other models do not know the short forms of the trained one.
         if policy.kind in ("api", "hf"):
             return self.api_form if policy.kind == "api" else self.hf_form
         return next((own.form for own in self.forms if own.name == policy.name), self.form)
@@ -178,6 +181,7 @@ class EnvSpec:
             >>> EnvSpec(id="SecretMafia-v0-train", num_players=6).won_by
             'team'
         """
+        # Versions, modes and parameters are no part of a game's name.
         name = re.split(r"-v\d|\(", self.id, maxsplit=1)[0]
         if self.winners is not None:
             return self.winners
@@ -205,6 +209,7 @@ class EnvSpec:
         if own < highest:
             return "loss"
         sharing = sum(reward == highest for reward in rewards.values())
+        # A reward that all share makes nobody the winner.
         most = len(rewards) - 1 if self.won_by == "team" else 1
         return "win" if sharing <= most else "draw"
 
@@ -340,6 +345,7 @@ def continues(prompt: tuple[int, ...], before: tuple[int, ...], answer: tuple[in
         (True, False)
     """
     begin, end = len(before), len(before) + len(answer)
+    # The answer first: it is short, and differs more often than the prompt.
     return prompt[begin:end] == answer and prompt[:begin] == before
 
 
@@ -461,6 +467,7 @@ class EvalResult:
 
     @property
     def draw_rate(self) -> float:
+        # Every game may have failed.
         return self.draws / max(self.games, 1)
 
     @property

@@ -33,7 +33,9 @@ class Catalog:
 def subjects() -> dict[str, str]:
     """Subjects that can be listed, common ones first, and the form of a choice."""
     names = sorted(path.name for path in conf_dir().iterdir() if path.is_dir())
+    # What is chosen most often comes first; the rest stays in the order of the alphabet.
     names.sort(key=lambda name: (name not in _FIRST, _FIRST.find(name)))
+    # Hydra's defaults name no experiment, and it adds a group to them only with +.
     groups = {name: f"{'+' if name == 'experiment' else ''}{name}=NAME" for name in names}
     return groups | {kind.name: f"{kind.key}=NAME" for kind in KINDS if kind.name not in groups}
 
@@ -47,6 +49,7 @@ def catalog(subject: str) -> Catalog:
         ('+experiment=NAME', 'blotto_league')
     """
     known = subjects()
+    # Some names end in an s of their own, as ``rewards``.
     name = subject if subject in known else subject.removesuffix("s")
     folder = conf_dir() / name
     if folder.is_dir():
@@ -67,6 +70,7 @@ def first_sentence(path: Path) -> str:
     """The first sentence of a YAML file's comment at its head; empty without one."""
     words: list[str] = []
     for line in path.read_text(encoding="utf-8").splitlines():
+        # Hydra's directive is no sentence about the option.
         if line.startswith("# @package"):
             continue
         if not line.startswith("#"):

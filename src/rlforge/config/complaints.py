@@ -31,8 +31,9 @@ class InvalidValuesError(ConfigError):
         self.wrong = wrong
 
 
+# A ValueError, which pydantic gathers with its own; others would end the validation.
 class ClashError(ValueError):
-    """The ``clashes`` of a configuration, on their way through pydantic."""
+    """The ``clashes`` of a configuration."""
 
     def __init__(self, wrong: list[Wrong]) -> None:
         super().__init__("clashes")
@@ -44,12 +45,14 @@ def translated(errors: Sequence[Any], values: Any) -> Iterator[Wrong]:
         path: list[str] = []
         inside = values
         for part in error["loc"]:  # ends where it names a key of a mapping, or an alternative
+            # ``problems`` validates a configuration, whose groups are no mappings.
             inside = vars(inside) if dataclasses.is_dataclass(inside) else inside
             try:
                 inside = inside[part]
             except (KeyError, IndexError, TypeError):
                 break
             path.append(str(part))
+        # A validator raises one error only: the clashes that it holds are told one by one.
         clash = error.get("ctx", {}).get("error")
         if isinstance(clash, ClashError):
             for one in clash.wrong:
@@ -62,10 +65,12 @@ def translated(errors: Sequence[Any], values: Any) -> Iterator[Wrong]:
 def _reason(error: Mapping[str, Any]) -> str:
     kind, given, context = error["type"], error["input"], error.get("ctx", {})
     if kind == "literal_error":
+        # pydantic gives the choices as a sentence alone.
         choices = re.findall(r"'([^']*)'", context["expected"])
         return f"no such choice{nearest(str(given), choices)} (there are {', '.join(choices)})"
     if kind == "value_error":
         return str(context["error"])
+    # Before the types: "must be a number" would not say that null is what is wrong.
     if given is None and "_type" in kind:
         return "cannot be null"
     if kind in ("too_short", "too_long"):
@@ -81,6 +86,7 @@ NOT_FINITE = "must be a finite number"
 
 _BOUNDS = ("gt", "ge", "lt", "le")
 _WORDS = {
+    # A longer beginning stands first, else "greater_than" would answer for it.
     "greater_than_equal": "must be {ge} or more",
     "greater_than": "must be above {gt}",
     "less_than_equal": "must be {le} or less",
@@ -95,4 +101,4 @@ _WORDS = {
     "dataclass_type": "must be a mapping: {{name: NAME}}",
     "unexpected_keyword_argument": "no such key",
 }
-"""Words for types of errors that begin so; the first counts."""
+"""Words by the beginning of an error's type."""

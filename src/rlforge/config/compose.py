@@ -43,7 +43,8 @@ C_co = TypeVar("C_co", bound=PolicyConfig, covariant=True)
 
 
 def register_schemas(root: type[PolicyConfig]) -> None:
-    """Give Hydra the defaults of ``root`` as plain YAML; harmless when repeated."""
+    """Give Hydra the defaults of ``root`` as plain YAML."""
+    # ``kind`` is a variable of the class, which ``as_values`` leaves out.
     defaults = {**as_values(root()), "kind": root.kind}
     del defaults["algorithm"]  # its keys depend on its name
     ConfigStore.instance().store(name="schema", node=OmegaConf.create(defaults))
@@ -69,10 +70,12 @@ class Composed(Generic[C_co]):
     elsewhere: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def origin(self, key: str) -> str:
-        """Where a dotted key got its value: the command line, a YAML file, or the default."""
+        """Where a dotted key got its value."""
+        # An entry of ``policies`` counts more than what is said for all policies.
         for own, place in self.elsewhere.items():
             if f"{key}.".startswith(f"{own}."):
                 return place
+        # The dots keep ``pool.mode`` from being a part of a key ``pool.mode_of``.
         typed = [
             o
             for o in parse_overrides(self.overrides)
@@ -103,10 +106,11 @@ class Composed(Generic[C_co]):
         return self.refusal(Wrong(key, value_at(self.config, key), problem))
 
     def refusal(self, wrong: Wrong) -> ConfigError:
-        """A ``ConfigError`` about a wrong value, with where it was set."""
+        """A ``ConfigError`` about a wrong value."""
         key, given, origin = wrong.key, wrong.given, self.origin(wrong.key)
         if wrong.unknown:
             return ConfigError(f"{key} ({origin}): no such key{not_there(key, self.config)}")
+        # All values of a group would hide the message.
         shown = type(given).__name__ if dataclasses.is_dataclass(given) else given
         return ConfigError(f"{key}={shown} ({origin}): {wrong.reason}")
 
@@ -161,6 +165,7 @@ def compose(
 def _composed(overrides: Sequence[str], config_dir: Path | None, root: type[C]) -> Composed[C]:
     register_schemas(root)
     dirs = group_dirs(config_dir)
+    # Hydra would misread these, or explain them in its own terms.
     raise_all(override_problems(overrides, root))
     search = [f"hydra.searchpath=[file://{config_dir.resolve()}]"] if config_dir else []
     try:
@@ -174,7 +179,7 @@ def _composed(overrides: Sequence[str], config_dir: Path | None, root: type[C]) 
 
 
 def _composed_by_hydra(primary: str, overrides: Sequence[str]) -> DictConfig:
-    """Hydra's composition; algorithms of plug-ins become options as they are named."""
+    """Compose by Hydra, with the algorithms of plug-ins."""
     offered: set[str] = set()
     while True:
         try:
@@ -184,10 +189,12 @@ def _composed_by_hydra(primary: str, overrides: Sequence[str]) -> DictConfig:
             return found
         except MissingConfigException as error:
             group, _, option = missing_option(error).rpartition("/")
+            # An option that is still missing after it was offered would be offered for ever.
             if group.rpartition("/")[2] != "algorithm" or option in offered:
                 raise
             if ":" not in option and option not in ALGORITHMS.names():
                 raise
+            # A plug-in's algorithm has no file: it becomes an option when it is named.
             offered.add(option)
             ConfigStore.instance().store(group="algorithm", name=option, node={"name": option})
 
@@ -199,6 +206,7 @@ def from_hydra(
     choices = {
         group: option
         for group, option in composed.hydra.runtime.choices.items()
+        # Hydra's own groups set no key of a configuration.
         if option is not None and not str(group).startswith("hydra/")
     }
     # Messages about unknown keys name keys of the algorithm that is chosen.
@@ -210,6 +218,7 @@ def from_hydra(
         config=defaults, overrides=tuple(overrides), choices=choices, config_dirs=tuple(dirs)
     )
     try:
+        # References in the ``hydra`` node resolve only while Hydra itself runs a job.
         keys = [str(key) for key in composed if key != "hydra"]
         values = OmegaConf.to_container(OmegaConf.masked_copy(composed, keys), resolve=True)
         config = read(root, own_values(root, cast("dict[str, Any]", values)))
@@ -222,7 +231,8 @@ def from_hydra(
 
 
 def to_yaml(config: PolicyConfig) -> str:
-    """The resolved configuration as YAML, without secrets: these live in the environment."""
+    """The resolved configuration as YAML."""
+    # No secrets: these live in the environment alone.
     content = {"kind": config.kind, **as_values(config)}
     return str(OmegaConf.to_yaml(OmegaConf.create(content)))
 
@@ -236,7 +246,7 @@ def from_yaml(path: Path, root: type[C]) -> C: ...
 
 
 def from_yaml(path: Path, root: type[Any] = RunConfig) -> Any:
-    """Read a run's ``config.yaml`` as ``root``, without keys of others; ConfigError if damaged."""
+    """Read a run's ``config.yaml``; ConfigError if damaged."""
     try:
         values = OmegaConf.to_container(load_mapping(path), resolve=True)
         return read(root, own_values(root, cast("dict[str, Any]", values)))
@@ -266,6 +276,7 @@ def load_mapping(path: Path) -> DictConfig:
 
 
 def _holds(path: Path, keys: Sequence[str]) -> bool:
+    # Unresolved, because a file may refer to keys of another.
     node: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     for key in keys:
         if isinstance(node, list) and key.isdigit():

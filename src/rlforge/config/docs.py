@@ -54,6 +54,7 @@ def keys(*prefixes: str) -> list[Key]:
     for root in reversed(all_roots()):
         for field in dataclasses.fields(root):
             if field.name == "algorithm":
+                # One name may stand for different keys in different algorithms.
                 found |= {f"{key.name}{key.options}": key for key in _algorithm_keys()}
             else:
                 for key in _keys(root, "", only=field.name):
@@ -67,12 +68,13 @@ def keys(*prefixes: str) -> list[Key]:
 
 
 def _algorithm_keys() -> list[Key]:
-    """Keys of all algorithms, then of some; equal keys of several are one."""
+    """Keys of all algorithms, then of some."""
     shared = list(_keys(AlgorithmConfig, "algorithm."))
     options: dict[Key, tuple[str, ...]] = {}
     for option, cls in ALGORITHM_CONFIGS.items():
         for key in _keys(cls, "algorithm."):
             if key.name not in {one.name for one in shared}:
+                # Keys are equal by all they say: such ones of several algorithms become one row.
                 options[key] = (*options.get(key, ()), option)
     return shared + [dataclasses.replace(key, options=names) for key, names in options.items()]
 
@@ -121,6 +123,7 @@ def field_comments(cls: type) -> Mapping[str, str]:
     """The ``#:`` comment above each field of a dataclass, as a line."""
     comments: dict[str, str] = {}
     pending: list[str] = []
+    # A class at run time knows nothing of its comments.
     for line in inspect.getsource(cls).splitlines():
         text = line.strip()
         if text.startswith("#:"):
@@ -139,18 +142,20 @@ def all_field_comments(cls: type) -> Mapping[str, str]:
 
 def _default(field: dataclasses.Field[Any]) -> str:
     if field.default is not dataclasses.MISSING:
+        # A line break would end the row of the table.
         text = "null" if field.default is None else str(field.default).replace("\n", r"\n") or "''"
         return text.lower() if isinstance(field.default, bool) else text
     factory = field.default_factory
     assert factory is not dataclasses.MISSING
     made = factory()
+    # A whole entry does not fit into a cell.
     if isinstance(made, list) and made and dataclasses.is_dataclass(made[0]):
         return "one entry"
     return str(made).replace("'", "")
 
 
 def _type(hint: Any) -> str:
-    """An annotation in words: ``int ≥ 1 or null``, ``list of text``, the choices there are."""
+    """An annotation in words, as ``int ≥ 1 or null``."""
     kind, rules = parts(hint)
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if is_union(kind):
@@ -163,6 +168,7 @@ def _type(hint: Any) -> str:
         text = f"mapping to {_type(inner[1])}"
     else:
         text = {str: "text", typing.Any: "any"}.get(kind, kind.__name__)
+    # A ``Number`` has no ends to show.
     ranges = [str(rule) for rule in rules if isinstance(rule, Range) and rule.low > -math.inf]
     lengths = [f", {rule}" for rule in rules if isinstance(rule, Length)]
     null = " or null" if type(None) in typing.get_args(hint) else ""
@@ -170,8 +176,9 @@ def _type(hint: Any) -> str:
 
 
 def _keys(cls: type, prefix: str, only: str | None = None) -> Iterator[Key]:
-    """The keys of a class and of classes nested in it. only: a field; None is all."""
+    """The keys of a class, or of its field ``only``."""
     comments, types = all_field_comments(cls), hints(cls)
+    # Groups follow the plain keys, so that keys of one level stand together.
     nested: list[Iterator[Key]] = []
     for field in dataclasses.fields(cls):
         if only not in (None, field.name):
@@ -182,6 +189,7 @@ def _keys(cls: type, prefix: str, only: str | None = None) -> Iterator[Key]:
             continue
         kind, about = types[field.name], comments.get(field.name, "")
         yield Key(name=name, type=_type(kind), default=_default(field), meaning=about)
+        # The last argument is what a list or mapping holds; a plain type has none.
         entry = (None, *typing.get_args(parts(kind)[0]))[-1]
         if dataclasses.is_dataclass(entry):
             nested.append(_keys(typing.cast("type", entry), f"{name}[]."))
@@ -194,11 +202,13 @@ def _table(cls: type, prefix: str, skip: frozenset[str] = frozenset()) -> list[s
         _row(key)
         for key in _keys(cls, f"{prefix}.")
         if key.name.removeprefix(f"{prefix}.").split(".")[0] not in skip
+        # Keys of entries have a table of their own.
         and "[]" not in key.name.removeprefix(prefix)
     ]
 
 
 def _row(key: Key) -> str:
+    # A bare | would begin another cell.
     about = key.meaning.replace("|", "\\|")
     return f"| `{key.name}` | {key.type} | `{key.default}` | {about} |"
 
@@ -225,6 +235,7 @@ def render() -> str:
             lines += _table(EnvEntry, "env.train[]")
             lines += map(_row, _keys(EvalEnvEntry, "env.eval[].", only="opponents"))
         if field.name == "algorithm":
+            # The table above has the keys of every algorithm.
             shared = frozenset(f.name for f in dataclasses.fields(AlgorithmConfig))
             for option, cls in ALGORITHM_CONFIGS.items():
                 rows = _table(cls, "algorithm", shared)
@@ -234,6 +245,7 @@ def render() -> str:
             lines += ["", *_transforms()]
     continuous = RUN_KINDS.find("continuous").root
     games = [key for key in foreign_keys(all_keys(), continuous) if key.count(".") == 0]
+    # Its own annotations alone: the inherited ones are of every learner.
     games += [f"learner.{name}" for name in vars(GameLearnerConfig)["__annotations__"]]
     lines += ["", *CONTINUOUS.format(", ".join(f"`{key}`" for key in games)).strip().splitlines()]
     above = {field.name for field in dataclasses.fields(RunConfig)}
@@ -252,6 +264,7 @@ def _transforms() -> list[str]:
     lines: list[str] = []
     for kind in (FINAL_REWARDS, STEP_REWARDS, SAMPLING_REWARDS):
         lines += [f"### `{kind.key}`", "", "| name | parameters | effect |", "|---|---|---|"]
+        # Packages that happen to be installed here must not get into the document.
         for name in (row.name for row in kind.rows() if row.origin == "rlforge"):
             transform = kind.find(name)
             parameters = [

@@ -90,8 +90,9 @@ class EngineConfig(Group):
         seed: int | None = None,
         conversation: int | None = None,
     ) -> SamplingParams:
-        """How answers are drawn; temperature: None takes the configured one."""
+        """How answers are drawn."""
         return SamplingParams(
+            # Not ``or``: 0 is a temperature, which evaluations may ask for.
             temperature=self.temperature if temperature is None else temperature,
             top_p=self.top_p,
             top_k=self.top_k,

@@ -34,7 +34,9 @@ def explained(error: Exception, dirs: Sequence[Path]) -> ConfigError:
     if match := re.search(r"Could not delete from config. '(.+)' does not exist", text):
         return ConfigError(f"~{match.group(1)} (command line): no such name")
     if match := re.search(r"Error merging override \+*(.+)", text):
+        # Hydra's own line repeats the override; its cause says what is wrong.
         reason = first_line(error.__cause__ or error)
+        # These are Python's words, which name neither the key nor a mend.
         if "list index out of range" in reason:
             reason = "there is no entry of this number; list all: [{id: ID}, …]"
         return ConfigError(f"{match.group(1)} (command line): {reason}")
@@ -45,6 +47,7 @@ def _no_option(name: str, text: str) -> ConfigError:
     group, _, option = name.rpartition("/")
     listed = text.split(f"Available options in '{group}':")[-1].split("Config search path")[0]
     options = [line.strip() for line in listed.splitlines() if line.strip()]
+    # Hydra lists no options for a folder that does not exist.
     if not group or not options:
         groups = sorted(path.name for path in conf_dir().iterdir() if path.is_dir())
         return ConfigError(f"{name}: no such config group{nearest(name, groups)}")

@@ -32,6 +32,7 @@ def json_schema() -> dict[str, Any]:
         about = all_field_comments(cls)
         for name, field in definitions[cls.__name__]["properties"].items():
             field |= {"description": about[name]} if name in about else {}
+    # Else the settings of each algorithm would match the name of any.
     for algorithm, cls in ALGORITHM_CONFIGS.items():
         definitions[cls.__name__]["properties"]["name"] = {"const": algorithm}
     # Settings of a plug-in's algorithm are not known here.
@@ -43,6 +44,7 @@ def json_schema() -> dict[str, Any]:
             {"allOf": [of_plugins, {"not": known}]},
         ]
     }
+    # Files have these keys, and the classes have no fields for them.
     for kind, root in roots.items():
         definitions[root.__name__]["properties"] |= {
             "kind": {"const": kind, "description": f"What it is: {root.about}."},
@@ -55,6 +57,7 @@ def json_schema() -> dict[str, Any]:
         }
         for kind, root in roots.items()
     ]
+    # Without ``kind`` the command decides, which a schema does not know.
     of_any = {"anyOf": [refs[root.__name__] for root in roots.values()]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -67,7 +70,9 @@ def json_schema() -> dict[str, Any]:
 def _groups(names: Collection[str]) -> list[type[Group]]:
     """Classes of rlforge's configuration with one of these names."""
     classes = Group.__subclasses__()
+    # The list grows while it is walked, so that classes below these are found, too.
     for cls in classes:
         classes += cls.__subclasses__()
+    # A plug-in's class may have the name of one of rlforge's.
     own = [cls for cls in classes if cls.__module__.startswith("rlforge.")]
     return [cls for cls in own if cls.__name__ in names]

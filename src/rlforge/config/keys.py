@@ -26,7 +26,8 @@ def all_roots() -> tuple[type[PolicyConfig], ...]:
 
 
 def conf_dir() -> Path:
-    """The YAML groups that ship with rlforge: in the package, or next to its sources."""
+    """The YAML groups that ship with rlforge."""
+    # A wheel has the folder in the package, a checkout beside ``src``.
     packaged = Path(__file__).resolve().parents[1] / "conf"
     return packaged if packaged.is_dir() else Path(__file__).resolve().parents[3] / "conf"
 
@@ -46,6 +47,7 @@ def foreign_keys(named: Collection[str], root: type[PolicyConfig]) -> list[str]:
         for name in named
         if any(
             part in others and part not in own
+            # A key below a mapping of free names is itself unknown: its parents count.
             for part in itertools.accumulate(name.split("."), "{}.{}".format)
         )
     )
@@ -77,6 +79,7 @@ def all_keys(node: Any = RunConfig, prefix: str = "") -> list[str]:
 
 def nested_class(field: dataclasses.Field[Any]) -> type | None:
     """The configuration class that a field holds, or None."""
+    # A group is made by its own class; lists and mappings are made by functions.
     factory: Any = field.default_factory
     return factory if isinstance(factory, type) and dataclasses.is_dataclass(factory) else None
 
@@ -90,9 +93,11 @@ def own_values(root: type[PolicyConfig], values: Mapping[str, Any]) -> dict[str,
         keys = {f"{prefix}{name}": value for name, value in values.items()}
         return {
             key.removeprefix(prefix): kept(value, f"{key}.")
+            # A mapping of free names, as ``prompts``, is a single value.
             if isinstance(value, dict) and any(one.startswith(f"{key}.") for one in own)
             else value
             for key, value in keys.items()
+            # Keys that nobody has stay, so that validation refuses them.
             if key in own or key not in others
         }
 
@@ -101,6 +106,7 @@ def own_values(root: type[PolicyConfig], values: Mapping[str, Any]) -> dict[str,
 
 def not_there(key: str, config: PolicyConfig) -> str:
     """The end of a message about a missing key: where it is, or one like it."""
+    # ``all_keys`` has the keys of every algorithm, and only one is chosen.
     if key.startswith("algorithm."):
         kind, of_all = type(config.algorithm), ALGORITHM_CONFIGS.items()
         having = [name for name, one in of_all if key in all_keys(one, "algorithm.")]
@@ -122,23 +128,22 @@ def _class_at(root: type, key: str) -> type | None:
         if dataclasses.is_dataclass(kind):
             kind = hints(typing.cast("type", kind)).get(part)
         else:
+            # The last argument is what a list or a mapping holds.
             kind = (None, *typing.get_args(kind))[-1]
         kind = None if kind is None else parts(kind)[0]
     return kind if dataclasses.is_dataclass(kind) else None  # type: ignore[return-value]
 
 
 def alike(key: str, known: Sequence[str]) -> str:
-    """The end of a message: the counterpart of a name of UnstableBaselines, or similar keys.
-
-    Similar are keys that end in ``key``, whose last words have its letters as initials, or that
-    are spelled like it.
-    """
+    """The end of a message: the counterpart of a name of UnstableBaselines, or similar keys."""
     last = {one: one.rpartition(".")[2] for one in known}
     found = [one for one, name in last.items() if name == key]
+    # Short forms are common, as ``lr`` for ``learning_rate``.
     initials = {one: "".join(word[:1] for word in name.split("_")) for one, name in last.items()}
     found = found or [one for one in last if initials[one] == key]
     other = in_place_of(key.rpartition(".")[2])
     if other in all_keys():  # else it is no key, and those that end so are nearer
+        # One more would make the list too long to be a suggestion.
         same = found if len(found) < _MOST_ALIKE else []
         found = [other, *(one for one in same if one != other)]
     head, dot, name = key.rpartition(".")
@@ -146,6 +151,7 @@ def alike(key: str, known: Sequence[str]) -> str:
         found = [renamed]
     if 0 < len(found) <= _MOST_ALIKE:
         return f"; did you mean {', '.join(found)}?"
+    # ``all_keys`` ends at lists: it has no keys of their entries.
     if other is None and name in {field.name for field in dataclasses.fields(EnvEntry)}:
         return f"; did you mean env.train.0.{name}, of each environment?"
     return f"; in its place there is {other}" if other else nearest(key, known)

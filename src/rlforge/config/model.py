@@ -50,6 +50,7 @@ class LoraConfig(Group):
             return not head
         if isinstance(targets, str):
             return re.fullmatch(targets, name) is not None
+        # With the dots only whole words match: ``proj`` is no end of ``up_proj``.
         return any(f".{name}".endswith(f".{target}") for target in targets)
 
     def adapted_layers(self, layers: int) -> int:
@@ -69,6 +70,7 @@ _NO_FLOAT16 = Rule(
     "be bfloat16, or float32 where the hardware has none (auto chooses): small gradients vanish in "
     "float16 unless losses are scaled, which the learner does not do; an export can have it "
     "(rlforge export --dtype float16)",
+    # Else the type would answer first, with its choices and without this reason.
     first=True,
 )
 

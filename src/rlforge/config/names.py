@@ -2,8 +2,7 @@
 
 A Thing of a ``Kind`` is chosen by the name that it has in rlforge (``pool.mode=lagged``), by the
 name of an entry point of the group ``rlforge.KIND`` in an installed package, or as
-``package.module:Thing``, from the environment or the current directory. Every process imports by
-name, so that extensions work in all actors and in resumed runs.
+``package.module:Thing``, from the environment or the current directory.
 """
 
 from __future__ import annotations
@@ -28,10 +27,7 @@ from rlforge.types import value
 
 @value
 class Row:
-    """A thing that can be chosen. origin: ``rlforge``, or the package with its version.
-
-    problem: why choosing it fails, or empty.
-    """
+    """A thing that can be chosen, where it is from, and why choosing it fails, if it does."""
 
     kind: str
     name: str
@@ -91,7 +87,7 @@ class Kind:
         return [*self._built_in]
 
     def find(self, name: str) -> Any:
-        """The thing called ``name``; ConfigError where it is unknown or breaks the contract."""
+        """The thing called ``name``; ConfigError where there is none that is usable."""
         try:
             if name not in self._found:
                 self._found[name] = self._load(name)
@@ -100,7 +96,8 @@ class Kind:
         return self._found[name]
 
     def problem(self, name: str) -> str | None:
-        """The reason why ``name`` cannot be chosen, or None. Imports what is not rlforge's."""
+        """The reason why ``name`` cannot be chosen, or None."""
+        # rlforge's own are sound, and to import them may take seconds.
         if name in self._built_in:
             return None
         try:
@@ -114,7 +111,9 @@ class Kind:
         """A block that uses ``name``: errors in the code of an extension become ``kind``."""
         try:
             yield
+        # Code of a user may raise SystemExit, too, which would end a run without a word.
         except BaseException as error:
+            # An error in rlforge's own things is a fault, whose traceback is needed.
             own = isinstance(error, Exception) and self.has_own(name)
             if own or isinstance(error, RlforgeError) or from_outside(error):
                 raise
@@ -155,6 +154,7 @@ class Kind:
             try:
                 return finders[family](member)
             except ConfigError as error:
+                # A ConfigError would pass ``find``, which puts the name in front.
                 raise _UnusableError(str(error)) from None
         if ":" not in name:
             points = self._offered().get(name, ())
@@ -164,16 +164,19 @@ class Kind:
                     f"no such choice{close} (there are {', '.join(self.names())}; or name your own "
                     "as package.module:Thing)"
                 )
+            # Packages that offer the same object do not contradict each other.
             if len({point.value for point in points}) > 1:
                 choices = " and ".join(f"{_package(point)} ({point.value})" for point in points)
                 mend = "choose by what is in brackets" if self._chosen else "uninstall one of them"
                 raise _UnusableError(f"two packages offer it: {choices}; {mend}")
             name = points[0].value
+        # By name in every process, so that it works in all actors and in resumed runs.
         thing = _import(name)
         missing = [method for method in self._needs if not hasattr(thing, method)]
         lacks = f" (it has no {', '.join(missing)})" if missing else ""
         if missing or (self._called and not callable(thing)):
             raise _UnusableError(f"{_place(thing, name)} is not {self.contract}{lacks}")
+        # An object with an async ``__call__`` is itself no coroutine function.
         calls = (thing, type(thing).__call__)
         if self._awaited and not any(map(inspect.iscoroutinefunction, calls)):
             raise _UnusableError(f"{_place(thing, name)} is not {self.contract} (no async def)")
@@ -187,6 +190,7 @@ class _UnusableError(Exception):
 @cache
 def entry_points_of(group: str) -> Mapping[str, Sequence[EntryPoint]]:
     found: dict[str, list[EntryPoint]] = {}
+    # Sorted, because the order of the folders differs between machines.
     for point in sorted(entry_points(group=group), key=_package):
         found.setdefault(point.name, []).append(point)
     return found
@@ -206,11 +210,13 @@ def _import(target: str) -> Any:
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
+        # Any other missing module is one that the extension itself imports.
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise _UnusableError(
                 f"there is no module {error.name}: it is neither installed nor a file in {here}"
             ) from None
         raise _UnusableError(f"importing {name} fails: {described(error)}") from error
+    # The top of a module may raise anything, SystemExit included.
     except BaseException as error:
         if from_outside(error):
             raise

@@ -17,6 +17,7 @@ from rlforge.errors import ConfigError, check_type, nearest
 
 
 def key_of(override: Override) -> str:
+    # Marks (+, ~), a package (@) and a subgroup (/) are no part of a key.
     return str(override.get_key_element()).lstrip("+~/").split("@")[0].split("/")[0]
 
 
@@ -30,6 +31,7 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
     for each in overrides:
         check_type(each, str, what="an override is a text, as 'learner.batch_size=64'")
     keys = {field.name for root in all_roots() for field in dataclasses.fields(root)}
+    # A bare key is one whose value was forgotten, and no experiment.
     lines = [
         f"+experiment={o}" if re.fullmatch(r"[A-Za-z][\w-]*", o) and o not in keys else o
         for o in overrides
@@ -49,13 +51,14 @@ MAPPINGS = (
 
 
 def as_hydra_takes(overrides: Sequence[str]) -> list[str]:
-    """Overrides with ``++`` where they set keys, so that pydantic judges these, all together.
+    """Overrides with ``++`` where they set keys.
 
     Example:
         >>> as_hydra_takes(["env=kuhn", "seed=3", "prompts.terse.system='Be brief.'"])
         ['env=kuhn', '++seed=3', "++prompts.terse.system='Be brief.'"]
     """
     return [
+        # Hydra would stop at the first unknown key; with ++ pydantic judges all together.
         line if is_group(one) or one.is_delete() else f"++{line.lstrip('+')}"
         for one in parse_overrides(overrides)
         for line in [one.input_line or ""]
@@ -77,6 +80,7 @@ def in_grammar(given: object, quote: str = "'") -> str:
     """
     if given is None:
         return "null"
+    # Before the integers, which truths are in Python.
     if isinstance(given, bool):
         return str(given).lower()
     if isinstance(given, list | tuple):
@@ -93,6 +97,7 @@ def in_grammar(given: object, quote: str = "'") -> str:
     reserved = text.lower() in ("null", "true", "false", "nan", "inf")
     if re.fullmatch(r"[A-Za-z_][\w./:-]*", text, re.ASCII) and not reserved:
         return text
+    # Only in front of a quote Hydra takes a backslash for an escape.
     escaped = re.sub(rf"(\\*){quote}", rf"\1\1\\{quote}", text)
     # A backslash would escape the closing quote.
     trailing = len(escaped) - len(escaped.rstrip("\\"))
@@ -113,7 +118,7 @@ def _unreadable(override: str) -> str:
 
 
 def override_problems(overrides: Sequence[str], root: type[PolicyConfig]) -> Iterator[str]:
-    """Yield messages about overrides that Hydra would misread, or explain in its own terms."""
+    """Yield messages about overrides that Hydra is not given."""
     for override in parse_overrides(overrides):
         name, line = override.get_key_element(), override.input_line or ""
         if not name:

@@ -22,13 +22,14 @@ GROUPS = ("algorithm", "learner", "pool", "rewards")
 
 
 def policy_names(config: PolicyConfig) -> tuple[str, ...]:
-    """The policies that a run trains, or one without a name; the first where none is asked for.
+    """The policies that a run trains, or one without a name.
 
     Example:
         >>> from rlforge import compose
         >>> policy_names(compose("policies={main: {}, rival: {opponents: [main]}}"))
         ('main', 'rival')
     """
+    # In the order of the configuration: the first is meant where none is asked for.
     return tuple(entries(config)) or ("",)
 
 
@@ -43,7 +44,7 @@ def without_entries(config: C) -> C:
 
 
 def entry_of(config: PolicyConfig, name: str) -> PolicyEntry:
-    """The entry of a policy in ``policies``; without a name that of every seat."""
+    """The entry of a policy; without a name one that takes every seat."""
     return entries(config)[name] if name else PolicyEntry()
 
 
@@ -84,11 +85,12 @@ def of_policy(config: C, name: str) -> C:
                 else f"{place}.{one}"
                 for one in error.wrong
             )
+    # With its entries the copy would be judged as a run of several policies.
     return dataclasses.replace(without_entries(config), **groups)
 
 
 def own_keys(config: RunConfig, name: str) -> dict[str, str]:
-    """Keys that ``of_policy`` takes from a policy's entry, with their place there."""
+    """Keys that a policy's entry sets, with their place there."""
     entry = entry_of(config, name)
     return {
         f"{group}.{key}": f"policies.{name}.{group}"
@@ -111,6 +113,7 @@ def turns(config: RunConfig) -> tuple[str, ...]:
     order = []
     for _ in range(sum(shares.values())):
         # The policy with the least part of its share done is next.
+        # Counted to the middle of its next update, else all would tie at the start.
         name = min(names, key=lambda each: (2 * done[each] + 1) / shares[each])
         done[name] += 1
         order.append(name)
@@ -128,6 +131,7 @@ def longest_wait(config: RunConfig, name: str) -> int:
     """
     order = turns(config)
     own = [place for place, each in enumerate(order) if each == name]
+    # The order repeats: the last update is followed by the first of the next round.
     return max(after - place for place, after in pairwise([*own, own[0] + len(order)]))
 
 

@@ -226,6 +226,7 @@ TEACHERS = Kind(
     called=False,
 )
 
+# The core imports nothing of the wings ``lab`` and ``continuous``: it finds them by name.
 MEASURES = Kind(
     "measures",
     "measure of a policy",

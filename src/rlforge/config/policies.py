@@ -85,7 +85,7 @@ class PolicyEntry(Group):
                 yield f"learner.{key}", f"is the same for all policies; set learner.{key}"
 
     def meets(self, name: str) -> tuple[str, ...]:
-        """The policies that it meets, being called ``name``."""
+        """The policies that it meets under this name."""
         return tuple(self.opponents) if self.opponents is not None else (name,)
 
     def takes(self, seat: int) -> bool:
@@ -96,6 +96,7 @@ Policies = dict[
     Annotated[
         str,
         pattern(
+            # Versions are named with these words: a policy so called would be taken for one.
             r"(?!(step|base|start|deploy|latest|best|average)$)[a-z][a-z0-9_]*",
             "be lower-case letters, digits and '_', and no word that names versions",
         ),
@@ -112,6 +113,7 @@ def policy_clashes(
     players: of each training game. fixed: ``pool.fixed_opponents``.
     """
     unknown = list(_unknown(policies))
+    # A policy that does not exist has no seats to compare.
     yield from unknown or _seat_clashes(policies, players, fixed)
 
 
@@ -139,6 +141,7 @@ def _seat_clashes(
             empty = [
                 seat
                 for seat in range(number)
+                # Without a seat it plays no such game, and its only seat needs no opponent.
                 if own not in ([], [seat]) and not any(other.takes(seat) for other in met)
             ]
             if empty and not entry.pool.get("fixed_opponents", fixed):

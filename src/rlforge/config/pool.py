@@ -130,6 +130,7 @@ class PoolConfig(Group):
     @property
     def lags(self) -> tuple[int, int]:
         """``lag_range``; without it, all active versions but the current one."""
+        # The current version is 0 versions back, and is one of the active ones.
         low, high = self.lag_range or (1, self.max_active_lora - 1)
         return low, high
 

@@ -54,6 +54,7 @@ class PromptConfig(Group):
     def clashes(self) -> Iterator[Problem]:
         for key in ("system", "user", "later"):
             text = getattr(self, key) or ""
+            # A doubled brace is text, and no placeholder.
             names = [found[2] for found in PLACEHOLDER.finditer(text) if found[2]]
             for name in names:
                 if name not in PLACES:
@@ -63,6 +64,7 @@ class PromptConfig(Group):
                         f"{', '.join(f'{{{place}}}' for place in PLACES)}); write {{{{{name}}}}} "
                         "for the text itself",
                     )
+            # A message that shows nothing of the game would be the same at each turn.
             if key != "system" and text and not {"observation", "board", "grid"} & {*names}:
                 yield key, "shows nothing of the game; add {observation}, {board} or {grid}"
         if self.roles:
@@ -73,6 +75,7 @@ class PromptConfig(Group):
                     yield f"roles.{name}", f"no such role{mend}"
             for name in ROLES:
                 content = self.roles.get(name)
+                # Without text for ``system``, its message opens the user's.
                 if content is None and name != "system":
                     yield "roles", f"has no {name}; add its text around {{content}}"
                 if content is not None and content.count("{content}") != 1:
@@ -104,5 +107,6 @@ def template_args_problem(given: Mapping[str, Any]) -> str | None:
     """
     if taken := sorted(_OWN_ARGS & given.keys()):
         return f"{', '.join(taken)} is given by rlforge; leave it out"
+    # The tokenizer takes them as keyword arguments.
     bad = next((name for name in given if not name.isidentifier()), None)
     return None if bad is None else f"{bad!r} is no name of an argument"

@@ -1,7 +1,6 @@
 """The kind of run of a command line or a run directory, which ``kind:`` says.
 
-An experiment may inherit its kind. Without one, it is of the command, or plays games. A supervised
-run takes from experiments of other kinds what it shares with them.
+An experiment may inherit its kind. Without one, it is of the command, or plays games.
 """
 
 from __future__ import annotations
@@ -50,8 +49,9 @@ def started_by(
     config_dir: Path | None = None,
     run_dir: Path | None = None,
 ) -> type[PolicyConfig]:
-    """The class that a command starts or resumes: ``root``, or a plug-in's with its command."""
+    """The class that a command starts or resumes."""
     found = root_of(overrides, config_dir) if run_dir is None else kind_of_run(run_dir)
+    # A plug-in's kind may be started by a command of rlforge's.
     return found if found.command == root.command else root
 
 
@@ -80,6 +80,7 @@ def of_kind(overrides: Sequence[str], root: type[PolicyConfig]) -> list[str]:
         raise ConfigError(
             f"kind={typed} (command line) is {other.about}: start it with rlforge {other.command}"
         )
+    # The class has been chosen by it, and no class has such a field.
     return [one for one in overrides if not re.match(r"[+~]*kind(=|$)", one)]
 
 
@@ -129,6 +130,7 @@ def _as_sft(
     parsed = parse_overrides(overrides)
     keys = [key_of(one).split(".")[0] for one in parsed]
     lines = [str(one.input_line) for one in parsed]
+    # Keys of another kind of run are for its experiment alone.
     groups = base is RunConfig
     own = [
         line
@@ -145,6 +147,7 @@ def _as_sft(
     taken &= {field.name for field in dataclasses.fields(base)}
     name = composed.config.name if "name" in keys else f"{theirs.config.name}_sft"
     rest = {key: getattr(theirs.config, key) for key in taken}
+    # The core has no class of a market: a supervised run keeps the plain mapping.
     if "market" in rest:
         rest["market"] = dataclasses.asdict(rest["market"])
     return dataclasses.replace(
@@ -156,7 +159,7 @@ def _as_sft(
 
 
 class _Named(NamedTuple):
-    """An experiment: the override that picks it, its kind, and its keys and groups."""
+    """An experiment, and the override that picks it."""
 
     line: str = ""
     kind: str | None = None
@@ -172,10 +175,11 @@ def _experiment(overrides: Sequence[str], dirs: Sequence[Path]) -> _Named:
 
 
 def _named_by(experiment: str, dirs: Sequence[Path], seen: frozenset[str]) -> _Named:
-    """An experiment with the ones that it builds on; empty where it is unreadable."""
+    """An experiment with the ones that it builds on."""
     # The user's own folder is the last.
     paths = (folder / "experiment" / f"{experiment}.yaml" for folder in reversed(dirs))
     path = next((path for path in paths if path.is_file()), None)
+    # A missing file is Hydra's to report; a circle of experiments would have no end here.
     if path is None or experiment in seen:
         return _Named()
     try:
@@ -191,6 +195,7 @@ def _named_by(experiment: str, dirs: Sequence[Path], seen: frozenset[str]) -> _N
             keys, kind = keys | below.keys, below.kind or kind
         elif isinstance(entry, dict):
             groups = (str(key).removeprefix("override ").strip() for key in entry)
+            # A chosen group counts as a key, because other kinds of runs may lack it.
             keys |= {group.lstrip("/").split("@")[0].split("/")[0] for group in groups}
     return _Named(kind=kind if own is None else str(own), keys=frozenset(keys))
 

@@ -1,8 +1,7 @@
 """The base of configuration classes: rules in annotations, and validation by pydantic.
 
 A field's annotation says which values it takes, as ``learning_rate: Positive``; rules about several
-keys of a class are in its ``clashes()``. pydantic is imported where values are validated: a process
-which is given a configuration does without it.
+keys of a class are in its ``clashes()``.
 """
 
 from __future__ import annotations
@@ -44,6 +43,7 @@ class Group:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        # Here, as all of pydantic's: actors are given configurations, and do without it.
         from pydantic import WrapValidator
 
         return WrapValidator(cls._checked).__get_pydantic_core_schema__(source, handler)
@@ -51,6 +51,7 @@ class Group:
     @classmethod
     def _checked(cls, value: Any, handler: Callable[[Any], Any], info: Any) -> Any:
         kind = cls.variant(value)
+        # ``handler`` makes this class alone, without the fields of a derived one.
         if kind is not cls:
             return adapter(kind).validate_python(value, context=info.context)
         made = handler(value)
@@ -61,6 +62,7 @@ class Group:
         return made
 
     def __setattr__(self, name: str, value: Any) -> None:
+        # A dataclass sets each field once, while it is made.
         if name in vars(self) or name not in hints(type(self)):
             raise TypeError(_UNCHANGED)
         object.__setattr__(self, name, _frozen(value))
@@ -69,7 +71,7 @@ class Group:
         raise TypeError(_UNCHANGED)
 
     def problems(self) -> list[Problem]:
-        """Keys with impossible values, and why; without any, the ``clashes``."""
+        """Impossible values, and why; without any, the ``clashes``."""
         try:
             validated(type(self), self)
         except InvalidValuesError as error:
@@ -109,6 +111,7 @@ class _Mapping(dict[Any, Any]):
     update = setdefault = pop = popitem = clear = _refuse
     __setitem__ = __delitem__ = __ior__ = _refuse
 
+    # To unpickle a mapping is to set its items.
     def __reduce__(self) -> Any:
         return type(self), (dict(self),)
 
@@ -126,10 +129,7 @@ def _frozen(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition on a value: ``holds``, for which a ValueError is a no, and what it ``must`` be.
-
-    first: ask before the type, whose reason would be worse.
-    """
+    """A condition on a value, and what it ``must`` be. first: before the type is checked."""
 
     holds: Callable[[Any], object]
     must: str
@@ -144,6 +144,7 @@ class Rule:
     def _checked(self, value: Any) -> Any:
         try:
             holds = self.holds(value)
+        # A condition may be a parser, which refuses by raising.
         except ValueError:
             holds = False
         if not holds:
@@ -170,6 +171,7 @@ class OneOf:
     def _checked(self, value: Any, handler: Callable[[Any], Any]) -> Any:
         try:
             return handler(value)
+        # pydantic complains about the type of each alternative, one by one.
         except ValueError:
             raise ValueError(f"must be {self.must}") from None
 
@@ -190,7 +192,9 @@ class Range:
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         ends = {"gt" if "(" in self.open else "ge": self.low}
         ends["lt" if ")" in self.open else "le"] = self.high
+        # JSON schemas are made of these ends, and JSON has no infinity.
         finite = {end: number for end, number in ends.items() if math.isfinite(number)}
+        # Not strict, pydantic would take the text "3" and the truth ``true`` for numbers.
         return {**handler(source), **finite, "strict": True}
 
     def __str__(self) -> str:
@@ -236,7 +240,7 @@ DISTINCT = Rule(lambda entries: len(set(entries)) == len(entries), "not name an 
 
 Number = Annotated[float, Range(-math.inf)]
 Count = Annotated[int, Range(1)]
-"""An annotation of configuration classes: an int of 1 or more.
+"""An annotation: an int of 1 or more.
 
 Example:
     >>> @dataclass
@@ -247,7 +251,7 @@ Example:
 """
 Whole = Annotated[int, Range(0)]
 Positive = Annotated[float, Range(0, open="(")]
-"""An annotation of configuration classes: a float above 0.
+"""An annotation: a float above 0.
 
 Example:
     >>> @dataclass
@@ -257,7 +261,7 @@ Example:
     [('setting', 'must be above 0')]
 """
 NotNegative = Annotated[float, Range(0)]
-"""An annotation of configuration classes: a float of 0 or more.
+"""An annotation: a float of 0 or more.
 
 Example:
     >>> @dataclass
@@ -268,7 +272,7 @@ Example:
 """
 Beta = Annotated[float, Range(0, 1, open=")")]
 Share = Annotated[float, Range(0, 1)]
-"""An annotation of configuration classes: a float in [0, 1].
+"""An annotation: a float in [0, 1].
 
 Example:
     >>> @dataclass
@@ -279,7 +283,7 @@ Example:
 """
 Part = Annotated[float, Range(0, 1, open="(")]
 Probability = Annotated[float, Range(0, 1, open="()")]
-"""An annotation of configuration classes: a float in (0, 1).
+"""An annotation: a float in (0, 1).
 
 Example:
     >>> @dataclass
@@ -290,11 +294,13 @@ Example:
 """
 Text = Annotated[str, Rule(str.strip, "not be empty")]
 Url = Annotated[str, ADDRESS]
+# ``.`` and ``..`` would put runs into the folder itself, or the one above.
 FolderName = Annotated[str, pattern(r"(?!\.{1,2}$)[^\s/\\][^/\\]*", "be the name of a folder")]
 
 
 def hints(cls: type) -> Mapping[str, Any]:
     """Resolved annotations of a class's fields, with their rules."""
+    # To resolve annotations is slow, and ``__setattr__`` asks for each field.
     if cls not in _HINTS:
         resolved = typing.get_type_hints(cls, include_extras=True)
         fields = dataclasses.fields(typing.cast("Any", cls))
@@ -332,13 +338,14 @@ def parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 def adapter(cls: type) -> Any:
     from pydantic import TypeAdapter
 
+    # To make a validator takes far longer than to use it.
     if cls not in _ADAPTERS:
         _ADAPTERS[cls] = TypeAdapter(cls)
     return _ADAPTERS[cls]
 
 
 def read(cls: type[C], values: object) -> C:
-    """A ``cls`` as from ``validated``, whose ``clashes`` are not judged yet."""
+    """A ``cls`` as ``validated`` makes it, without a look at ``clashes``."""
     return _made(cls, values, _EACH_ALONE)
 
 
@@ -361,6 +368,7 @@ def _made(cls: type[C], values: object, context: Mapping[str, bool] | None = Non
     try:
         made: C = adapter(cls).validate_python(values, context=context)
     except ValidationError as error:
+        # The translation has all of pydantic's error, with keys as users write them.
         raise InvalidValuesError([*translated(error.errors(), values)]) from None
     return made
 
@@ -369,8 +377,10 @@ def value_problem(hint: Any, value: object) -> str | None:
     """The reason why an annotation refuses a value, or None."""
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+    # A user's dataclass may have annotations that pydantic does not know.
     settings = ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
     try:
+        # YAML has typed the value: "3" in quotes is meant as a text.
         TypeAdapter(hint, config=settings).validate_python(value, strict=True)
     except ValidationError as error:
         return next(translated(error.errors(), value)).reason

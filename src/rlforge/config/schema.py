@@ -189,6 +189,7 @@ class PolicyConfig(Group):
 
     @property
     def batch_invariant(self) -> bool:
+        # Answers that depend on their batch would not be the same in another run.
         return self.engine.batch_invariant or self.strict
 
     @property
@@ -234,6 +235,7 @@ class GamesConfig(PolicyConfig):
 
     @property
     def eval_temperature(self) -> float:
+        # Not ``or``: at 0 evaluations take the likeliest token.
         own = self.eval.temperature
         return self.engine.temperature if own is None else own
 
@@ -311,6 +313,7 @@ class RunConfig(GamesConfig):
             )
 
     def _policy_clashes(self) -> Iterator[Problem]:
+        # Exploitability is measured of the first policy.
         first, *_ = self.policies.values()
         if self.learner.train == "full":
             yield "learner.train", "policies are adapters of one model; set learner.train=lora"

@@ -100,6 +100,8 @@ class SftConfig(GamesConfig):
 
     @property
     def total_updates(self) -> int | None:
+        # How many samples there are is known when the data have been read.
         if self.data.max_samples is None:
             return None
+        # Less than a batch makes an update, too.
         return max(1, round(self.data.epochs * self.data.max_samples / self.learner.batch_size))

@@ -16,8 +16,7 @@ def build_stack(entries: Sequence[Mapping[str, Any]], kind: Kind, key: str) -> l
     """One object per entry ``{name: NAME, PARAMETER: VALUE, ...}``, in order.
 
     NAME is one of ``kind``, a dataclass whose annotated fields are the parameters. key: of the
-    entries. Raises ConfigError for what is missing, unknown or of another type, and for a
-    ValueError of the dataclass.
+    entries. Raises ConfigError for parameters that do not fit.
 
     Example:
         >>> from rlforge.config.plugins import STEP_REWARDS
@@ -37,8 +36,10 @@ def _build(entry: Mapping[str, Any], kind: Kind, path: str) -> Any:
     if (problem := kind.problem(name)) is not None:
         raise ConfigError(f"{path}.name={name}: {problem}")
     made = kind.find(name)
+    # A field outside ``__init__`` is state, and no parameter.
     fields = {field.name for field in dataclasses.fields(made) if field.init}
     annotated = {field: hint for field, hint in hints(made).items() if field in fields}
+    # Keys in YAML may be numbers, which no call takes as names.
     parameters = {str(key): value for key, value in entry.items() if key != "name"}
     for key, given in parameters.items():
         if key not in annotated:
@@ -60,5 +61,6 @@ def _build(entry: Mapping[str, Any], kind: Kind, path: str) -> Any:
         raise ConfigError(f"{path}: {name} needs {', '.join(missing)}")
     try:
         return made(**parameters)
+    # ``__post_init__`` may refuse what the types allow.
     except ValueError as error:
         raise ConfigError(f"{path}.{error}") from error

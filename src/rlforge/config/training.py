@@ -237,6 +237,7 @@ class AlgorithmConfig(Group):
     @property
     def over_legal(self) -> bool:
         """Whether the loss needs the tokens that lead to legal actions."""
+        # Legal tokens cost time to find: terms without weight do not ask for them.
         penalised = self.kl.coef > 0 or self.proximal_coef > 0
         return (self.kl.over == "legal" and penalised) or (
             self.entropy_over == "legal" and self.entropy_coef > 0
@@ -252,6 +253,7 @@ class AlgorithmConfig(Group):
         """Importance weight below which tokens are masked; None where weights are truncated."""
         if self.importance == "truncate" or self.importance_cap is None:
             return None
+        # By default a token may be as much less likely as it may be more likely.
         return self.importance_floor or 1.0 / self.importance_cap
 
     def clashes(self) -> Iterator[Problem]:
@@ -418,6 +420,7 @@ def algorithm_config(name: str) -> type[AlgorithmConfig]:
     found: Any = ALGORITHMS.find(name).config_class
     if not (isinstance(found, type) and issubclass(found, AlgorithmConfig)):
         raise ConfigError(f"algorithm {name!r}: its config_class is no AlgorithmConfig: {found!r}")
+    # ``is_dataclass`` is true without the decorator, too: fields would be lost.
     if "__dataclass_fields__" not in vars(found):
         raise ConfigError(f"algorithm {name!r}: its config_class {found.__name__} is no @dataclass")
     return found
