@@ -38,6 +38,7 @@ app = typer.Typer(
     name="rlforge",
     cls=_Commands,
     no_args_is_help=True,
+    # Typer's traces can show local variables, such as keys of services.
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     epilog="To begin: `rlforge train simpletak_mirror`, then `rlforge report latest`. Exit codes: "
@@ -98,6 +99,7 @@ def main() -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # what its encoding cannot show
     try:
+        # Else Typer would print errors in its own way and exit by its own codes.
         code = app(prog_name="rlforge", standalone_mode=False)
     except RlforgeError as error:
         typer.echo(f"rlforge: {error}", err=True)
@@ -109,7 +111,7 @@ def main() -> NoReturn:
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
         if (extra := extra_of(module)) is None:
-            raise
+            raise  # no extra brings it: a fault of rlforge
         typer.echo(f"rlforge: {module} is not installed; pip install 'rlforge[{extra}]'", err=True)
         sys.exit(2)
     except typer.Abort:
@@ -118,6 +120,7 @@ def main() -> NoReturn:
     except OSError as error:  # no permission, a directory in a file's place, a full disk
         typer.echo(f"rlforge: {_of_the_system(error)}", err=True)
         sys.exit(1)
+    # Here Typer returns the code of ``typer.Exit``.
     sys.exit(code or 0)
 
 
@@ -126,5 +129,6 @@ def _of_the_system(error: OSError) -> str:
     what = error.strerror or str(error)
     if error.filename is None and says_full_disk(error):
         return f"the disk or its quota is full ({what}); free some and run the command again"
+    # Some errors name no file: the line of code is then all that is known.
     *_, last = traceback.extract_tb(error.__traceback__)
     return f"{error.filename or f'{last.filename}, line {last.lineno}'}: {what}"

@@ -19,7 +19,7 @@ FIRST_RUN = "start one: rlforge train simpletak_mirror"
 
 
 def offered_runs(incomplete: str) -> list[str]:
-    """The runs that a shell offers."""
+    # Commands import what they use when they are called: a shell waits for what it offers.
     from rlforge.record.files import runs_below
 
     offered = ["latest", *map(str, runs_below(RUNS))]
@@ -53,6 +53,7 @@ ConfigDir = Annotated[
 ]
 
 
+# Standard output is for results, which other programs read.
 say = partial(typer.echo, err=True)
 
 
@@ -60,6 +61,7 @@ def must_be_run(path: Path | None) -> Path | None:
     """Refuse a path, if it is given, that is no run; ``latest`` is the newest below ``runs/``."""
     from rlforge.record.files import open_run, runs_below
 
+    # A folder of this name is meant itself.
     if path == Path("latest") and not path.exists():
         found = runs_below(RUNS)
         if not found:
@@ -69,6 +71,7 @@ def must_be_run(path: Path | None) -> Path | None:
         try:
             open_run(path)
         except RlforgeError as error:
+            # In a new project the next step is a first run, not another path.
             none_yet = not path.exists() and not runs_below(RUNS)
             raise ConfigError(f"{error}; {FIRST_RUN}" if none_yet else str(error)) from error
     return path
@@ -108,6 +111,7 @@ Checkpoint = Annotated[
 
 
 def _writable(file: Path | None) -> Path | None:
+    # Before the work whose result it takes, not after.
     if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
         raise ConfigError(f"--json {file}: give the name of a file in an existing folder")
     return file

@@ -48,6 +48,7 @@ def list_choices(
         return
     found = catalog(subject)
     choices: Sequence[Choice] = found.choices
+    # Of environments alone it depends on the choice which models can play.
     if found.key == "env=NAME":
         played = _models_of_envs()
         choices = [
@@ -129,9 +130,11 @@ def show(
     overrides: list[str] = []
     names: list[str] = []
     for word in words or []:
+        # The name of an experiment alone is a change to be applied, any other a key to explain.
         experiment = any((folder / "experiment" / f"{word}.yaml").is_file() for folder in dirs)
         (overrides if "=" in word or experiment else names).append(word)
     groups = [name for name in names if name in subjects()]
+    # A group without keys of its own, which ``keys`` would refuse.
     found = [] if names == ["experiment"] else keys(*names)
     if overrides:
         values = _values(overrides, config_dir, found)
@@ -173,6 +176,7 @@ def _print_key(key: Key, value: str, origin: str) -> None:
     of = f" [algorithm={', '.join(key.options)}]" if key.options else ""
     default = f"; default {key.default}" if origin not in ("", "default") else ""
     typer.echo(f"{key.name}={value}  ({kind}{default}){of}")
+    # Meanings are written for docs/config.md, with markup.
     meaning = key.meaning.replace("``", "")
     for line in wrapped(meaning, indent=4):
         typer.echo(line)
@@ -234,7 +238,7 @@ def plugins(json_file: JsonFile = None) -> None:
 def _print_choices(
     choices: Sequence[Choice], states: Sequence[str] = (), *, indent: int = 0
 ) -> None:
-    """Print names with what they are, and a state below; no word is broken."""
+    """Print names with what they are, and a state below."""
     width = max((len(choice.name) for choice in choices), default=0) + 2 + indent
     if Console().width < width + 24:  # below each other
         width = indent + 4

@@ -117,7 +117,7 @@ def config(
     from rlforge.config.compose import to_yaml
 
     resolved, _ = launch.composed(overrides or [], config_dir, gpus, gpu_memory)
-    typer.echo(to_yaml(resolved), nl=False)
+    typer.echo(to_yaml(resolved), nl=False)  # it ends in a newline
 
 
 def doctor(
@@ -162,6 +162,7 @@ def doctor(
     run = compose_any(overrides or [], config_dir)
     report = examine(run, gpus, gpu_memory, launch.check)
     write_result(json_file, to_values(report))
+    # A command or path that is cut at the edge cannot be copied.
     Console().print(render(report), crop=False)
     if not report.healthy:
         raise typer.Exit(2 if report.wrong else 1)
@@ -178,7 +179,7 @@ def _show_size(run_dir: Path, json_file: Path | None) -> None:
         sizes = []
         for file in path.rglob("*") if path.is_dir() else (path,):
             with contextlib.suppress(FileNotFoundError):  # the run deleted it meanwhile
-                if file.is_file() and not file.is_symlink():
+                if file.is_file() and not file.is_symlink():  # a link's target is elsewhere
                     sizes.append(file.stat().st_size)
         limits = _LIMITS.get(path.name, ())
         parts.append({"name": path.name, "size": sum(sizes), "files": len(sizes), "limits": limits})
@@ -224,12 +225,13 @@ def port(
     from rlforge.port.configuration import port as ported
 
     found = ported(script)
+    # On standard error: what is on standard output may go into a file.
     for remark in found.remarks:
         say(f"note: {remark}")
     if output is None:
         typer.echo(found.yaml, nl=False)
         return
-    if output.exists():
+    if output.exists():  # it may have been edited since
         raise ConfigError(f"--output {output}: is there already; choose another name")
     output.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(output, found.yaml)

@@ -78,9 +78,10 @@ def play(
             say(local.verdict(record))
             if record.error is not None:
                 raise typer.Exit(1)
+            # A script that types the moves is asked no more questions.
             if not sys.stdin.isatty() or not _again():
                 return
-            seed += 1
+            seed += 1  # else the same game follows
     except local.Leave:
         say("you left the game")
     except KeyboardInterrupt:
@@ -91,7 +92,7 @@ def play(
 def _again() -> bool:
     try:
         return input("another game? [y/N] ").strip().lower() in ("y", "yes")
-    except EOFError:
+    except EOFError:  # input ended, as by Ctrl-D
         return False
 
 
@@ -182,7 +183,7 @@ def replay(
             local.step_through(record, console)
         except (EOFError, KeyboardInterrupt):
             console.print()
-            raise typer.Exit from None
+            raise typer.Exit from None  # to leave is no error
     else:
         for piece in local.turns(record):
             console.print(piece)

@@ -101,6 +101,7 @@ def start(
         )
     if more is not None and resume is None:
         raise ConfigError("--more makes a run longer that --resume names")
+    # A plug-in's kind of run may share the command: its own class is started.
     root = started_by(root, overrides, config_dir, resume)
     if multirun:
         _end_of_sweep(launch.sweep(overrides, config_dir, root))
@@ -120,6 +121,7 @@ def start(
         if report.is_file():
             typer.echo(f"results: {report}", err=True)
         typer.echo(f"next: {'; '.join(next_steps(run))}", err=True)
+    # Alone on standard output, so that scripts can take it.
     typer.echo(str(run.path))
     if interrupted:
         raise typer.Exit(130)
@@ -133,7 +135,7 @@ def _end_of_sweep(folder: Path) -> None:
 
     jobs = runs_of([folder])
     failed = [job.name for job in jobs if (job / FAILED).is_file()]
-    show(compare(jobs), Console(stderr=True))
+    show(compare(jobs), Console(stderr=True))  # the folder is the output
     typer.echo(f"next: rlforge report {shlex.quote(str(folder))}", err=True)
     typer.echo(f"sweep: {len(jobs)} jobs, failed: {', '.join(failed) or 'none'}")
     typer.echo(str(folder))
@@ -174,12 +176,14 @@ def evaluate(
 
     from rlforge.local.evaluate import evaluate_run
 
+    # ``evaluate_run`` hands on what it has so far: Ctrl-C leaves it in the file.
     def keep(results: Sequence[EvalResult]) -> None:
         write_result(json_file, results)
 
     measured = asyncio.run(evaluate_run(run_dir, checkpoint, opponent, games, say, keep))
     keep(measured.results)
     Console().print(_eval_table(measured))
+    # After the table: what was measured is worth seeing.
     if not measured.complete:
         raise RunError("\n".join(measured.failures))
     for failure in measured.failures:
@@ -250,6 +254,7 @@ def _eval_table(measured: Measurement) -> Table:
     for result in measured.results:
         low, high = result.ci95
         rates = (result.win_rate, result.draw_rate, result.loss_rate)
+        # If all games failed there is no rate, not one of 0 %.
         win, draw, loss = (percent(rate if result.games else None, 1) for rate in rates)
         span = f"{percent(low, 1)}–{percent(high, 1)}"
         table.add_row(result.env_id, result.opponent, str(result.games), win, span, draw, loss)

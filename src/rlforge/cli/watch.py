@@ -64,11 +64,13 @@ def runs(
     from rlforge.show.compare_view import headline
     from rlforge.show.compare_view import listed as table
 
+    # Before the first run the usual folder is not there, which is no mistake.
     if not folder.is_dir() and folder != RUNS:
         raise ConfigError(f"there is no folder {folder}; runs are below {RUNS}/, or name theirs")
     found, listed, console = runs_below(folder), [], Console()
     for parent in dict.fromkeys(path.parent for path in found):
         inside = [path for path in found if path.parent == parent]
+        # Jobs that wait, or failed before they were runs, belong to the sweep's table.
         listed.append(compared(all_jobs(parent) if is_sweep(parent) else inside))
     rows = [run for comparison in listed for run in comparison.runs]
     write_result(json_file, rows)

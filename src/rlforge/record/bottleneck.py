@@ -1,4 +1,4 @@
-"""The part of a run that the others wait for, by its figures, and the keys that change it."""
+"""The part of a run that holds training up, by the run's figures."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ _FULL = 0.85
 """Share of the engines' places that are in use where they are the bottleneck."""
 
 _IDLE, _LOSES = 0.5, 0.03
+# A mean over updates: single ones vary so much that each would name another part.
 _UPDATES = 10
 
 
 class Bottleneck(NamedTuple):
-    """The part of a run that holds training up, why, and the keys that change it."""
+    """The part, why, and the keys that change it."""
 
     name: Literal["learner", "engines", "collectors", "games"]
     why: str
@@ -39,6 +40,7 @@ def bottleneck(figures: Mapping[str, float]) -> Bottleneck | None:
         >>> print(bottleneck({**few, "learner_waits": 0.01}))
         learner: it waits 1% of the time (learner.num_learners)
     """
+    # Engines report some time after the start: the first updates lack their figures.
     if not figures.keys() >= {"learner_waits", "games_in_progress", "engine_occupancy"}:
         return None
     waits, occupancy, busy = (
@@ -47,11 +49,13 @@ def bottleneck(figures: Mapping[str, float]) -> Bottleneck | None:
     games, wanted, most = (figures[f"games_{name}"] for name in ("in_progress", "wanted", "most"))
     used = f"{occupancy:.0%} of the engines' places are in use"
     loses = figures["lost_share"] >= _LOSES
+    # While the learner never waits, nothing that makes samples holds the run up: it comes first.
     if waits < _WAITS or (wanted < 0.9 * most and not loses):  # it is busy with fewer games
         why = f"it waits {waits:.0%} of the time"
         return Bottleneck("learner", why, ("learner.num_learners",))
     if occupancy >= _FULL:
         return Bottleneck("engines", used, ("engine.num_engines", "engine.max_parallel_seq"))
+    # Steps with free places take about as long as full ones: more games would use them.
     if busy >= _FULL:
         why = f"they compute {busy:.0%} of the time, and {used}"
         return Bottleneck("engines", why, ("engine.num_engines", "collector.num_train_workers"))
@@ -69,7 +73,7 @@ def bottleneck(figures: Mapping[str, float]) -> Bottleneck | None:
 
 
 class BottleneckWatch:
-    """Finds the bottleneck by the mean figures of ten updates, again once it is another one."""
+    """Finds the bottleneck of the last updates, again once it is another one."""
 
     def __init__(self) -> None:
         self._updates = deque[Mapping[str, float]](maxlen=_UPDATES)
@@ -85,5 +89,6 @@ class BottleneckWatch:
         if now is None or now.name == self._found:
             return None
         self._found = now.name
+        # Else updates from before the change would soon turn the mean back.
         self._updates.clear()
         return now

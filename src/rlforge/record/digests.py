@@ -1,6 +1,6 @@
 """The digest chain of a run: a line per update, with its digest and that of the line before.
 
-The first line, of step 0, says what computed. Times and the place of the run are left out.
+The first line, of step 0, says what computed.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ def digest_of(content: Any) -> str:
 def digest_of_games(records: Iterable[GameRecord]) -> str:
     rows = [to_json(record) for record in records]
     for row in rows:  # where versions were saved is the place of the run
+        # Times and places differ between runs that compute the same.
         del row["duration_s"]
         for seat in row["spec"]["seats"]:
             if is_step_name(seat["policy"]["uid"]):
@@ -72,6 +73,7 @@ def digest_of_batch(batch: TrainBatch) -> str:
 
 def facts(config: PolicyConfig, hardware: HardwareConfig) -> dict[str, Any]:
     """Facts besides configuration and seed that can change a result. hardware: resolved."""
+    # Other processors, threads or versions add in another order, which changes the last bits.
     machine = {name: describe()[name] for name in ("processor", "gpus")}
     used = {"device": hardware.device, "threads": hardware.threads}
     return {**versions(), **machine, **used, "determinism": "strict" if config.strict else "fast"}
@@ -100,11 +102,11 @@ class DigestChain:
 
     @property
     def begun(self) -> bool:
-        """Whether it has a line."""
         return self._last is not None
 
     def append(self, step: int, parts: Mapping[str, Any]) -> None:
         """Add the line of an update; parts: digests and facts by name, JSON-ready."""
+        # With the digest of the line before, none can be changed or left out unnoticed.
         row = {"step": step, **parts, "before": self._last}
         self._last = row["digest"] = digest_of(row)
         self._file.append(row)

@@ -172,13 +172,16 @@ def open_log(name: str, run_dir: Path | str) -> contextlib.ExitStack:
     handler = _LogFile(logs / f"{name}.log", encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger("rlforge")
+    # A notebook goes on after a run: its logger is left as it was.
     stack.callback(setattr, root, "propagate", root.propagate)
     stack.callback(root.setLevel, root.level)
     root.addHandler(handler)
     stack.callback(handler.close)
     stack.callback(root.removeHandler, handler)
     root.setLevel(logging.INFO)
+    # Handlers of the root logger would print each line once more, on the user's screen.
     root.propagate = False
+    # faulthandler keeps the descriptor: it lets go of it before the file is closed.
     crashes = stack.enter_context((logs / f"{name}.crash.log").open("w", encoding="utf-8"))
     stack.callback(_crashes_to_stderr if faulthandler.is_enabled() else faulthandler.disable)
     faulthandler.enable(crashes)
@@ -187,11 +190,10 @@ def open_log(name: str, run_dir: Path | str) -> contextlib.ExitStack:
 
 
 class _LogFile(logging.FileHandler):
-    """Says once on standard error that it cannot be written; the process goes on."""
-
     _said = False
 
     def handleError(self, record: logging.LogRecord | None) -> None:  # noqa: N802
+        # A full disk must not end the run, nor print a message for each line.
         if not self._said and isinstance(error := sys.exception(), OSError):
             self._said = True
             print(f"{self.baseFilename}: lines are lost ({error.strerror})", file=sys.stderr)
@@ -216,13 +218,14 @@ def _crashes_to_stderr() -> None:
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Replace ``path`` in one step: a reader sees the old file or the new one."""
+    """Replace ``path`` in one step."""
     atomic_write(path, json.dumps(json_ready(data), indent=1) + "\n")
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Make ``path`` hold exactly ``rows``; an equal file is not written again."""
+    """Make ``path`` hold exactly ``rows``."""
     content = "".join(f"{json.dumps(json_ready(row))}\n" for row in rows).encode()
+    # Each start mends its files: large ones that are intact are only read.
     if not path.is_file() or path.read_bytes() != content:
         atomic_write(path, content)
 
@@ -280,11 +283,13 @@ def read_intact(path: Path) -> tuple[list[dict[str, Any]], str | None]:
     """
     if not path.is_file():
         return [], None
+    # After the last newline is what is being written, or what a crash cut short.
     *lines, _unfinished = path.read_bytes().split(b"\n")
     rows: list[dict[str, Any]] = []
     damaged: list[tuple[int, str]] = []
     for number, line in enumerate(lines, start=1):
         try:
+            # Line by line: bytes that are no UTF-8 must not hide the intact lines.
             row = json.loads(line.decode())
         except UnicodeDecodeError:
             damaged.append((number, "not UTF-8"))
@@ -326,7 +331,7 @@ def mend_run(run: RunPaths) -> list[str]:
 
 
 class JsonlFile:
-    """A file of JSON lines; each reaches the file as soon as it is appended.
+    """A file of JSON lines, for appending.
 
     Example:
         >>> import tempfile
@@ -348,6 +353,7 @@ class JsonlFile:
 
     def rewind(self, step: int) -> None:
         self._file.close()
+        # This replaces the file: one that stayed open would go on in the old one.
         write_jsonl(self.path, (row for row in read_jsonl(self.path) if row["step"] <= step))
         self._file = self.path.open("a", encoding="utf-8")
 

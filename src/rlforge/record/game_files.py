@@ -55,6 +55,7 @@ class GameWriter:
         self._chunk_seconds = chunk_seconds
         self._rows: list[dict[str, Any]] = []
         self._oldest = 0.0
+        # A resumed run goes on behind its files: none is overwritten.
         taken = [_chunk_number(path) for path in self._folder.glob(f"{name}-*.parquet")]
         self._next = max(taken, default=0) + 1
 
@@ -150,7 +151,7 @@ def read_games(
 ) -> Iterator[GameRecord]:
     """The finished games of these ids and this purpose, oldest first; RlforgeError if damaged."""
     if game_ids is not None and not game_ids:
-        return
+        return  # nothing is wanted: no file is opened
     ids = None if game_ids is None else {*game_ids}
 
     def wanted(row: Mapping[str, Any]) -> bool:
@@ -175,11 +176,12 @@ class GameIndex:
 
 
 def index_games(run_dir: Path | str) -> list[GameIndex]:
-    """All finished games without turns, oldest first; RlforgeError for a damaged file.
+    """All finished games without turns and ``spec.past``, oldest first.
 
-    Left out are also the turns with which a game began, ``spec.past``.
+    Raises RlforgeError for a damaged file.
     """
     own = ("game_id", "seed", "group_id")
+    # Reading past turns would undo what reading no turns saves.
     parts = [field.name for field in dataclasses.fields(GameSpec) if field.name != "past"]
     others = [field.name for field in dataclasses.fields(GameIndex) if field.name != "spec"]
     columns, specs = [*(f"spec.{part}" for part in parts), *others], Codec(GameSpec)

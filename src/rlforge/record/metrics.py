@@ -90,13 +90,14 @@ class RecentGames:
 
 def _check(key: str) -> None:
     prefix, slash, name = key.partition("/")
+    # Sinks choose the x axis by namespace: a key in none would have the wrong one.
     if not slash or not name or not f"{prefix}/".startswith(NAMESPACES):
         known = ", ".join(f"{namespace}…" for namespace in NAMESPACES)
         raise ValueError(f"metric {key!r} is in none of the namespaces {known}")
 
 
 def put_game(metrics: Metrics, record: GameRecord) -> None:
-    """Add a finished game as ``collection-ENV/…``: values of it, of its trained seats and turns."""
+    """Add a game as ``collection-ENV/…``: values of it, of its trained seats and turns."""
     prefix = f"collection-{record.spec.env_id}"
     metrics.put(f"{prefix}/failed_rate", float(record.error is not None))
     if record.error is not None:  # rewards and turns of it would be those of the failure

@@ -25,7 +25,7 @@ RunStatus = Literal["running", "done", "failed", "interrupted", "killed"]
 
 @value
 class WinRateRow:
-    """The latest evaluation against an opponent, the first (``start_…``), and all win rates."""
+    """The latest evaluation against an opponent, the first (``start_…``), and newest win rates."""
 
     env_id: str
     opponent: str
@@ -54,13 +54,13 @@ class WinRateRow:
             ci95=result.ci95,
             start_step=before.start_step if before else result.step,
             start_win_rate=before.start_win_rate if before else result.win_rate,
-            history=(*history, result.win_rate)[-HISTORY:],
+            history=(*history, result.win_rate)[-HISTORY:],  # progress.json is written each second
         )
 
 
 @value
 class ExactRow:
-    """The latest exact measure in an environment, the first (``start``), and all of NashConv."""
+    """The latest exact measure in an environment, the first (``start``), and newest ones."""
 
     env_id: str
     step: int
@@ -251,6 +251,7 @@ class Pace:
     def rates(self, now: float, counts: Mapping[str, float]) -> dict[str, float]:
         """Growth per second of each counter over the last ``RATE_SECONDS``."""
         self._marks.append((now, dict(counts)))
+        # The oldest mark lies just before the stretch, which is covered whole.
         while len(self._marks) > 2 and now - self._marks[1][0] >= RATE_SECONDS:
             self._marks.popleft()
         return _growth(self._marks[0], (now, counts))
@@ -273,6 +274,7 @@ class Pace:
         # An evaluation or a burst of games puts one or two of few intervals far from the rest.
         if len(intervals) < 10:
             each = (each + statistics.median_low(intervals)) / 2
+        # Time since the last update is part of the next one, which may be late: no less than 0.
         return max(updates * each - (now - self._update_times[-1]), 0.0)
 
 

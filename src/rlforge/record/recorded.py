@@ -34,7 +34,7 @@ class Check:
 
 
 class Recorded(ABC):
-    """Records that checks read. lines: of digests; steps: lines of updates, by number."""
+    """Records that checks read. lines: the digest chain; steps: its updates, by number."""
 
     def __init__(self, run_dir: Path, whole: bool, seed: int) -> None:
         self.dir, self.whole, self.rng = run_dir.absolute(), whole, random.Random(seed)
@@ -56,6 +56,7 @@ class Recorded(ABC):
 
     def some(self, things: Iterable[Any], number: int) -> list[Any]:
         """All things, or ``number`` by chance, in order."""
+        # To compute all again takes about as long as the run: by default a check draws some.
         all_of = list(things)
         if self.whole or len(all_of) <= number:
             return all_of

@@ -23,6 +23,7 @@ def choose(games: Sequence[GameIndex]) -> dict[str, GameIndex]:
         chosen["A training game half-way"] = training[len(training) // 2]
         chosen["Last training game"] = training[-1]
     evaluated = [game for game in fine if game.spec.focus is not None]
+    # Games of the newest version alone: those of earlier ones are no result of the run.
     newest = max((_focus(game).policy.version for game in evaluated), default=0)
     shown = [game for game in evaluated if _focus(game).policy.version == newest]
     for result in ("loss", "win"):
@@ -67,6 +68,7 @@ def _focus(game: GameIndex) -> Seat:
 
 def end_of(text: str) -> str:
     """The end of a long text."""
+    # The end is kept: it has the position and the action, the beginning repeats the rules.
     if len(text) <= MOST_TEXT:
         return text
     return f"[{len(text) - MOST_TEXT} characters left out] … {text[-MOST_TEXT:]}"

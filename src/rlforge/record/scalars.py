@@ -11,6 +11,7 @@ Sums = dict[str, tuple[float, int]]
 """Sum and number of the reported values, by name."""
 
 _reported: Sums = {}
+# Users' code may report from threads of its own.
 _lock = threading.Lock()
 
 
@@ -55,6 +56,7 @@ def means(reports: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float
         {'custom/spread': 1.0}
     """
     sums: Sums = {}
+    # By sums and numbers: of the means, a process that reported once would count as much as any.
     for report in reports:
         for name, (total, count) in report.items():
             before = sums.get(name, (0.0, 0))

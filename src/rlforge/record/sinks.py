@@ -138,6 +138,7 @@ class WandbSink:
         for row in read_jsonl(run.scalars):
             for key in row:
                 self._sent[key] = max(row["step"], self._sent.get(key, row["step"]))
+        # A resumed run goes on under the id that it had.
         ids = {"wandb": secrets.token_hex(4), **read_json(run.trackers)}
         write_json(run.trackers, ids)
         known, job = run.config.is_file(), job_of(run.root)
@@ -219,6 +220,7 @@ _AXES = ("update", "evaluated_update")
 
 
 def _axis(key: str) -> str:
+    # Evaluations come late, at the step of the version that played: their axis is their own.
     return _AXES[key.startswith("evaluation-")]
 
 
@@ -226,10 +228,7 @@ def _axis(key: str) -> str:
 
 
 class Sinks:
-    """The open sinks of a run. A failure of one is logged, and ``close`` raises the first.
-
-    It stops neither the others nor the run, and the sink is asked again at the next call.
-    """
+    """The open sinks of a run; a sink that failed is asked again at the next call."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = tuple(sinks)
@@ -272,7 +271,7 @@ class Sinks:
                 continue
             try:
                 returned.append(act(*given))
-            except Exception as error:
+            except Exception as error:  # a service must not end the training
                 log.warning("%s failed: %r", type(sink).__name__, error)
                 self._failure = self._failure or error
         return returned
@@ -280,6 +279,7 @@ class Sinks:
 
 def make_sinks(config: TrackerConfig, run: RunPaths, name: str) -> list[Sink]:
     """The open sinks of a run. Raises ConfigError as ``check_sinks``."""
+    # All are checked before one is opened: a wrong one leaves no empty run at a service.
     sinks = check_sinks(config)
     for sink in sinks:
         sink.open(run, name)
@@ -293,6 +293,7 @@ def further_sinks(config: TrackerConfig) -> list[Sink]:
 
 def check_sinks(config: TrackerConfig) -> list[Sink]:
     """The sinks of a run, not opened; ConfigError where a package or W&B's key is missing."""
+    # Always: after a resume W&B's sink reads in its file what it has sent already.
     sinks: list[Sink] = [JsonlSink()]
     if config.tensorboard:
         sinks.append(TensorBoardSink())

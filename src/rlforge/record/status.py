@@ -68,7 +68,7 @@ def write_end(run: RunPaths, status: str, error: str | None = None) -> None:
     """Say how the run ended (interrupted, or failed with an error), unless its tracker did."""
     summary = read_json(run.summary)
     if summary.get("status") != "running":
-        return
+        return  # its tracker did, with newer figures
     # The tracker's figures are of the start of the run.
     if rows := read_jsonl(run.metrics):
         summary["updates"] = len(rows)

@@ -74,6 +74,7 @@ def under_way(folder: Path) -> bool:
     """Whether the run or sweep of a folder, or a run below it, goes on."""
     runs = [RunPaths(root=path) for path in (folder, *runs_below(folder))]
     running = any(read_summary(run).get("status") == "running" for run in runs)
+    # Between two jobs no run goes on, but the sweep holds the lock of its folder.
     return running or RunLock(folder).held() is True
 
 
@@ -87,6 +88,7 @@ def job_of(run_dir: Path, overrides: Sequence[str] = ()) -> Job | None:
         return Job(number=number, total=len(jobs), overrides=tuple(jobs[number]))
     file = RunPaths(root=run_dir).command
     if not overrides and file.is_file():
+        # The first line started the run; ``--option=value`` is no override.
         first, *_ = file.read_text(encoding="utf-8").splitlines()
         overrides = [word for word in shlex.split(first) if "=" in word and word[0] != "-"]
     own = tuple(one for one in overrides if one not in sweep["shared"])

@@ -39,7 +39,7 @@ class Tracker:
     """One per run. Not thread-safe: the actor around it takes one call at a time.
 
     Sinks get each update and evaluation when it comes, at its own step, and every
-    ``cfg.flush_every_s`` seconds what has no step. Failures of sinks are as of ``Sinks``.
+    ``cfg.flush_every_s`` seconds what has no step.
 
     Example:
         >>> import tempfile
@@ -96,6 +96,7 @@ class Tracker:
         self._gpus: tuple[GpuLoad, ...] = ()
         self._api: tuple[ApiUsage, ...] = ()
         self._activity = ""
+        # Flushes empty ``_metrics``: what an update's line tells is gathered apart.
         self._since_update = Metrics(cfg.window)
         self._ratings_changed = False
         self._next_flush = clock() + cfg.flush_every_s
@@ -112,7 +113,6 @@ class Tracker:
         self._publish()
 
     def _restore_counters(self) -> None:
-        """Set the counters to what the run's files hold."""
         self._since_update.drain()
         self._games: Counter[str] = Counter()
         self._earlier_games = self._failed = self._tokens = self._samples = self._update = 0
@@ -165,6 +165,7 @@ class Tracker:
         """Count finished training games: ``collection-ENV/…``."""
         for record in records:
             put_game(self._metrics, record)
+            # Failed games have cost tokens, too.
             self._tokens += sum(len(turn.completion.token_ids) for turn in record.turns)
             if record.error is None:
                 self._games[record.spec.env_id] += 1
@@ -203,7 +204,7 @@ class Tracker:
         self._enter(result.step, scalars, f"exact-{result.env_id}/")
 
     def add_alarm(self, alarm: Alarm) -> None:
-        """Write an alarm of the sentinel: a line of sentinel.jsonl and ``sentinel/SIGNAL``."""
+        """Write an alarm: a line of sentinel.jsonl and ``sentinel/SIGNAL``."""
         self._files[self.paths.sentinel].append({**to_json(alarm), "time_s": self._elapsed()})
         self._alarms.append(alarm)
         self._enter(self._update, {alarm.signal: 1.0}, "sentinel/")
@@ -229,6 +230,7 @@ class Tracker:
             tok_s=float(stats["tok_s"]),
             tokens=int(stats["tokens"]),
         )
+        # ``tokens`` begins again with the engine's process: its curve would tell nothing.
         for name in stats.keys() - {"tokens"}:
             note = self._metrics.put if name.endswith("tok_s") else self._metrics.set
             note(f"inference/{engine_name}/{name}", stats[name])
@@ -247,6 +249,7 @@ class Tracker:
             for one in players:
                 for name in ("games", "requests", "failed", "prompt_tokens", "answer_tokens"):
                     metrics.set(f"api/{one.uid}/{name}", getattr(one, name))
+                # Without a priced answer the cost is unknown, not 0.
                 if one.requests > one.failed + one.unpriced:
                     metrics.set(f"api/{one.uid}/cost", one.cost)
                 new = one.plus(before.get(one.uid, ApiUsage(uid=one.uid)), sign=-1)
@@ -264,7 +267,7 @@ class Tracker:
         """Write an update: a line of metrics.jsonl and ``learner/…``, with all since the last.
 
         shares: of wall time in which engines, learner and neither worked, and further figures.
-        policy: of several the one that was updated, unless it is the first.
+        policy: name of the one that was updated, empty for the first.
         """
         now = self._elapsed()
         self._update = result.version
@@ -320,7 +323,7 @@ class Tracker:
         self._enter(self._update, scalars)
 
     def _enter(self, step: int, scalars: Mapping[str, float], prefix: str = "") -> None:
-        """Give the sinks metrics at their step, and show them."""
+        """Give metrics to the sinks, and show them."""
         self._sinks.write(step, {f"{prefix}{name}": each for name, each in scalars.items()})
         self._publish()
         self.tick()
@@ -393,6 +396,7 @@ class Tracker:
         self._write_summary(summary)
         self._publish()
         self.flush()
+        # No update follows that would hand these on.
         self._sinks.write(self._update, self._since_update.drain())
         if self._sinks.take_tables:
             try:
@@ -421,7 +425,7 @@ class Tracker:
         write_json(self.paths.summary, {**self._about, **reached, **extra})
 
     def _publish(self) -> None:
-        self._next_publish = self._clock() + 1.0
+        self._next_publish = self._clock() + 1.0  # displays look once a second
         write_json(self.paths.progress, to_json(self.progress()))
 
     def _elapsed(self) -> float:

@@ -90,6 +90,7 @@ def batch_table(batch: ShownBatch, most: int, width: int) -> RenderableType:
     table.columns[0].style = "dim"
     for index, one in enumerate(shown):
         sample = one.sample
+        # An action may have several lines, a row has one.
         action = " ".join(sample.action.split())
         after = [sample.raw_reward, *sample.rewards.values()]
         if not wide:
@@ -112,7 +113,7 @@ def batch_table(batch: ShownBatch, most: int, width: int) -> RenderableType:
 
 
 def sample_in_full(batch: ShownBatch, place: int) -> RenderableType:
-    """Prompt and answer of a sample, and what it counted for."""
+    """Prompt, answer and weight of a sample."""
     shown = batch.find(place)
     sample = shown.sample
     lines = [
@@ -124,6 +125,7 @@ def sample_in_full(batch: ShownBatch, place: int) -> RenderableType:
         ),
         ("tokens", f"{len(sample.prompt_token_ids):,} read, {len(sample.token_ids):,} drawn"),
     ]
+    # An answer that was given, not drawn, has no probability.
     if any(sample.logprobs):
         lines.append(("probability", f"{math.exp(sum(sample.logprobs)):.3g}"))
     if shown.advantage is not None:
@@ -160,6 +162,7 @@ def _heading(batch: ShownBatch, *, wide: bool) -> list[str]:
     if not advantages:
         return [head]
     span = f"version {versions[0]}" + (f" to {versions[-1]}" if len(versions) > 1 else "")
+    # Else rewards that cancel each other leave a mean such as 1e-17.
     mean = round(sum(sample.reward for sample in samples) / len(samples), 6)
     size = sum(map(abs, advantages)) / len(advantages)
     names = [*samples[0].rewards] if wide else ["after all transforms"]

@@ -63,6 +63,7 @@ class Exported(NamedTuple):
 
 
 def model_card(version: Exported) -> str:
+    # Within the function this name is the hub's, not that of ``rlforge.types``.
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     config, run, policy = version.config, version.run, version.policy
@@ -84,6 +85,7 @@ def model_card(version: Exported) -> str:
         for _, row in measured
     ]
     data = ModelCardData(
+        # The hub makes a link of it: a folder of this machine would lead nowhere.
         base_model=version.base if version.on_hub else None,
         base_model_relation=relation if version.on_hub else None,
         library_name="peft" if adapter else "transformers",
@@ -92,6 +94,7 @@ def model_card(version: Exported) -> str:
         model_name=f"{run.name}, {policy.uid}",
         eval_results=results or None,
     )
+    # A reader has the experiments of rlforge only: of any other its groups are written out.
     named = re.search(r"\+experiment=(\S+)", run.command)
     known = named is not None and (conf_dir() / "experiment" / f"{named[1]}.yaml").is_file()
     card = ModelCard.from_template(
@@ -177,4 +180,5 @@ def _differences(group: Any, default: Any) -> dict[str, Any]:
 
 
 def _on_command_line(setting: object) -> str:
+    # A ``${`` of a text is no reference to a key.
     return in_grammar(setting, quote='"').replace("${", "\\${")

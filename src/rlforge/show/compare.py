@@ -112,7 +112,7 @@ Row = TypeVar("Row", bound=Compared)
 
 @value
 class Comparison:
-    """Several runs.
+    """Runs side by side.
 
     Attributes:
         folder: The nearest that holds all.
@@ -134,7 +134,7 @@ class Comparison:
 
     @property
     def seeds(self) -> list[Configuration]:
-        """The configurations, where one has several runs."""
+        """The configurations, if one has several runs."""
         several = any(len(one.runs) > 1 for one in self.configurations)
         return [*self.configurations] if several else []
 
@@ -145,6 +145,7 @@ def runs_of(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         inside = [path] if RunPaths(root=path).is_run() else members(path)
         for run in inside or [open_run(path).root]:
+            # A run may be named twice, by a link, or with its folder.
             found.setdefault(run.resolve(), run)
     return [*found.values()]
 
@@ -167,6 +168,7 @@ def compare(paths: Sequence[Path]) -> Comparison:
     )
     groups: dict[str, list[ComparedRun]] = {}
     for run, own in zip(runs, files, strict=True):
+        # Of runs without a config it is not known whether they are alike.
         same = {key: text for key, text in own.config.items() if key != "seed"} or run.path
         groups.setdefault(json.dumps(same, sort_keys=True), []).append(run)
     best = best_of(runs)
@@ -183,6 +185,7 @@ def compare(paths: Sequence[Path]) -> Comparison:
 def best_of(candidates: Sequence[Row]) -> Row | None:
     """The row with the highest objective; None where results differ in kind, or all are equal."""
     known = [one for one in candidates if one.objective is not None]
+    # A win rate and a loss are on no common scale.
     kinds = {tuple(sorted(one.results)) for one in known}
     if len(kinds) != 1 or len({one.objective for one in known}) < 2:
         return None
@@ -206,6 +209,7 @@ def _read(path: Path) -> _Files:
         config, evals = _settings(path), read_evals(run)
         return _Files(path, config, evals, read_summary(run), read_progress(run))
     except RlforgeError as error:
+        # One damaged run must not hide the others.
         return _Files(path, {}, (), {"status": "damaged"}, {}, str(error))
 
 
@@ -226,7 +230,6 @@ def _settings(path: Path) -> dict[str, str]:
 
 
 def _overrides(path: Path) -> dict[str, str]:
-    """Own overrides of a job of a sweep; empty for other runs."""
     job = job_of(path)
     pairs = (one.lstrip("+").partition("=") for one in (() if job is None else job.overrides))
     return {key: text for key, _, text in pairs}
@@ -237,6 +240,7 @@ def _flat(node: Any, key: str = "") -> dict[str, Any]:
     inside: Iterable[tuple[Any, Any]]
     if isinstance(node, dict) and node:
         inside = node.items()
+    # Any other list is one value, which is shown as it is written.
     elif isinstance(node, list) and node and all(isinstance(one, dict) for one in node):
         inside = enumerate(node)
     else:
@@ -251,7 +255,9 @@ def _differing(configs: Sequence[Mapping[str, str]]) -> list[str]:
     """The keys whose values differ, most values first; shared ones alone where they suffice."""
     names = dict.fromkeys(key for config in configs for key in config)
     values = {key: len({config.get(key) for config in configs}) for key in names}
+    # A key with many values tells most: it stays where there is room for few.
     differ = sorted((key for key in names if values[key] > 1), key=lambda key: -values[key])
+    # Other kinds of runs lack keys: these need no columns where shared keys tell runs apart.
     shared = [key for key in differ if all(key in config for config in configs)]
 
     def combinations(keys: Sequence[str]) -> int:
@@ -262,6 +268,7 @@ def _differing(configs: Sequence[Mapping[str, str]]) -> list[str]:
 
 def _run(own: _Files, folder: str, settings: Mapping[str, str], several: bool) -> ComparedRun:
     path, run, summary, progress = own.path, RunPaths(root=own.path), own.summary, own.progress
+    # A job that failed before it was a run has no summary.
     status = str(summary.get("status", "failed" if (path / FAILED).is_file() else "not started"))
     unit = "windows" if "windows" in summary or run.windows.is_file() else "updates"
     done, total = summary.get(unit, 0), summary.get(f"total_{unit}")
@@ -301,6 +308,7 @@ def _results(run: RunPaths, evals: Sequence[EvalResult], several: bool) -> dict[
 
 
 def _configuration(runs: Sequence[ComparedRun]) -> Configuration:
+    # Figures of unfinished runs are of other updates: they count where none is finished.
     counted = [run for run in runs if run.status == "done"] or [run for run in runs if run.results]
     found: dict[str, list[Result]] = {}
     for name, result in (each for run in counted for each in run.results.items()):
@@ -318,6 +326,7 @@ def _configuration(runs: Sequence[ComparedRun]) -> Configuration:
 
 def _over_seeds(results: Sequence[Result]) -> Result:
     means = [result.mean for result in results]
+    # Intervals of single runs are over games: they do not tell how seeds differ.
     low, high = (min(means), max(means)) if len(means) > 1 else (None, None)
     return Result(mean=statistics.fmean(means), low=low, high=high, share=results[0].share)
 

@@ -64,6 +64,7 @@ def headline(comparison: Comparison) -> str:
     runs = comparison.runs
     sweep = read_json(Path(comparison.folder) / SWEEP_FILE)
     what = "job" if sweep else "run"
+    # A sweeper that chooses as it goes does not say how many jobs follow.
     so_far = " so far" if sweep and sweep["jobs"] is None else ""
     counts = Counter(run.status for run in runs)
     states = ", ".join(f"{count} {status}" for status, count in counts.items())
@@ -79,7 +80,7 @@ def line_of(run: ComparedRun) -> str:
 def table_of(
     rows: Sequence[Compared], name: str, caption: str, most: int = MOST_SETTINGS
 ) -> RenderableType:
-    """A table of runs or configurations, with a column per setting and result where they fit.
+    """A table with a column per setting and result where they fit.
 
     Args:
         rows: Rows of the table.
@@ -146,6 +147,7 @@ def to_csv(comparison: Comparison) -> str:
     ends = [f"{name}{end}" for name in columns(runs)[1] for end in ("", " low", " high")]
     head = ["run", "status", "done", *comparison.keys, *ends, "objective", "wall_s", "best"]
     text = io.StringIO()
+    # By default csv ends lines by \r\n, of which other tools make a part of the last cell.
     writer = csv.DictWriter(text, head, restval="", lineterminator="\n")
     writer.writeheader()
     for run in runs:
@@ -170,5 +172,6 @@ def _markdown(rows: Sequence[Compared], name: str) -> str:
     lines = [[name, "status", *settings, *results, "wall"]]
     lines.append(["---"] * (2 + len(settings)) + ["---:"] * (len(results) + 1))
     lines += _cells(rows)
+    # A bar in a setting would end its cell.
     escaped = [[cell.replace("|", r"\|") for cell in line] for line in lines]
     return "".join(f"| {' | '.join(line)} |\n" for line in escaped)

@@ -75,6 +75,7 @@ class Display:
         """
         self._run_name = run_name
         self._job = f"[{job}] " if job else ""
+        # Standard output is for results, such as the path of the run.
         self._console = console or Console(stderr=True)
         drawable = self._console.is_terminal and not self._console.is_dumb_terminal
         if mode == "auto":
@@ -94,6 +95,7 @@ class Display:
 
     def __enter__(self) -> Self:
         if self.mode == "rich":
+            # Frames change with reports alone: Rich's thread would draw the same one again.
             self._live = Live(console=self._console, auto_refresh=False)
             self._live.start()
         elif self.mode == "notebook":
@@ -138,6 +140,7 @@ class Display:
                 # Evaluations up to here were printed before the run was stopped.
                 self._update = p.update
                 self._evals = {key: step for key, (step, _) in evals.items()}
+            # Quick updates would flood a log; the last one is told in any case.
             elif ended or now >= self._next_line:
                 lines.append(update_line(p))
                 self._update = p.update
@@ -182,7 +185,7 @@ class NotebookFrame:
         self._refresh()
 
     def update(self, frame: RenderableType, refresh: bool = True) -> None:
-        """Replace the frame; refresh: for ``rich.live.Live``, always True here."""
+        """Replace the frame. refresh: a parameter of ``rich.live.Live``."""
         self._frame = frame
         self._refresh()
 
@@ -193,9 +196,11 @@ class NotebookFrame:
         for line in self._notes:
             console.print(line, markup=False, emoji=False, highlight=False)
         console.print(self._frame)
+        # The text is for programs that show notebooks without HTML; it is exported second.
         html = console.export_html(code_format=_HTML, inline_styles=True, clear=False)
         lines = [line.rstrip() for line in console.export_text().rstrip().splitlines()]
         shown = {"text/html": html, "text/plain": "\n".join(lines)}
+        # Each replacement is sent to the browser and stored in the notebook.
         if shown == self._shown:
             return
         self._shown = shown
@@ -241,6 +246,7 @@ def collection_line(p: Progress) -> str:
     # Where the engines rest, the learner works.
     rests = tokens and not rate and not running
     doing = f"at update {following}" if rests else f"collecting for update {following}"
+    # No update follows: what is left is the last evaluation.
     if p.update == p.total_updates:
         doing = f"evaluating after update {following}"
     parts = [

@@ -51,6 +51,7 @@ def count(number: float) -> str:
 def dollars(used: ApiUsage) -> str:
     """``$0.42``, and the number of answers of unknown price."""
     unknown = f"{count(used.unpriced)} answers of unknown price" if used.unpriced else ""
+    # $0.00 would say that they were free.
     if used.unpriced and not used.cost:
         return unknown
     return f"${used.cost:.2f}{' and ' if unknown else ''}{unknown}"

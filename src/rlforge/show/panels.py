@@ -29,6 +29,7 @@ class Fitting:
         self._forms = forms
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        # Within its limit Rich would fold and shrink a form until it fits.
         free = options.update(width=10_000)
         widths = (Measurement.get(console, free, form).maximum for form in self._forms)
         fitting = (
@@ -64,7 +65,7 @@ def pairs(*figures: Text) -> Columns:
 
 
 class Listing(Table):
-    """A table without lines, as wide as its cells, which are no markup.
+    """A table without lines, as wide as its cells.
 
     left, whole: titles of texts that fold, and of texts that do not; all others are of figures.
     """
@@ -75,12 +76,14 @@ class Listing(Table):
         super().__init__(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
         for title in titles:
             if title in left:
+                # Columns of figures keep their width: without a least one, texts would get none.
                 self.add_column(Text(title), overflow="fold", min_width=min(len(title), 8))
             else:
                 side: JustifyMethod = "left" if title in whole else "right"
                 self.add_column(Text(title), justify=side, no_wrap=True)
 
     def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        # Brackets of moves and names would be read as markup.
         texts = (Text(cell) if isinstance(cell, str) else cell for cell in cells)
         super().add_row(*texts, **options)
 

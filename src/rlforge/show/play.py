@@ -53,10 +53,12 @@ class Person:
 
     def act(self, view: View) -> str:
         """The person's action, in brackets or not; Leave on ``quit`` and at the end of input."""
+        # A person remembers what was shown: rules and history are not repeated each turn.
         new = new_part(view.observation, self._read) if view.news is None else view.news
         self._read = view.observation
         self._say(readable(new))
         legal = view.legal_actions
+        # The observations of some games list the moves already.
         if legal and not all(action in new for action in legal):
             shown = "  ".join(legal[:_MOST_MOVES_SHOWN])
             more = len(legal) - _MOST_MOVES_SHOWN
@@ -98,6 +100,7 @@ def find_env(config: GamesConfig, env_id: str | None) -> EnvSpec:
         )
     env = known[env_id] if env_id is not None else next(iter(known.values()))
     check_env(env)
+    # A person may think as long as they like.
     return dataclasses.replace(env, timeout_s=None)
 
 
@@ -115,6 +118,7 @@ def prepare(
                 "no opponent: name a scripted player (--opponent random_legal), the untrained "
                 "model (--opponent base), or a trained one (--run RUN)"
             )
+        # A model without chat template could not be asked by the usual prompt.
         composed, _ = with_template(compose(overrides, config_dir))
         return composed.config, [parse_opponent(name) for name in names]
     if overrides:
@@ -155,7 +159,7 @@ async def play(
 
         async def answer(seat: Seat, view: View, draw: int) -> Completion:
             completion = await seats(seat, view, draw)
-            if seat.player_id not in own:
+            if seat.player_id not in own:  # the person knows what they typed
                 say(f"player {seat.player_id} ({seat.policy.uid}): {completion.text.strip()}")
             return completion
 

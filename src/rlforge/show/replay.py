@@ -77,6 +77,7 @@ def select(games: Sequence[GameIndex], wanted: Mapping[str, str]) -> list[GameIn
                 more = ", …" if len(counts) > len(common) else ""
                 there = f"; there are {', '.join(common)}{more}" if common else ""
                 reasons.append(f"--{name} {value}{nearest(value, counts) or there}")
+        # Each value may occur, and only their combination not.
         whole = " ".join(f"--{name} {value}" for name, value in wanted.items())
         which = " nor ".join(reasons) or f"{whole} together; leave one out"
         raise ConfigError(f"none of the {len(games):,} finished games has {which}")
@@ -141,6 +142,7 @@ def turns(record: GameRecord) -> Iterator[RenderableType]:
     drawn = boards(record)
     begun: set[int] = set()
     for place, (turn, new) in enumerate(zip(record.turns, news(record), strict=True)):
+        # The board shows the position again; a retry says what was wrong with the last action.
         hidden = drawn and turn.player_id in begun and not turn.info.get("retry")
         begun.add(turn.player_id)
         board = drawn[place] if drawn else ""
@@ -195,6 +197,7 @@ def boards(record: GameRecord) -> list[str]:
     try:
         for game, turn in replayed(record):
             view = None if game.done else game.view()
+            # A game may go otherwise than its record: a wrong board is worse than none.
             if view is None or view.grid is None or view.player_id != turn.player_id:
                 return []
             drawn.append(_board(record.spec.env, view.grid, turn))
@@ -210,6 +213,7 @@ def _board(env: EnvSpec, grid: Grid, turn: Turn) -> str:
         turn.player_id: grid.me | (0 if placed is None else 1 << placed),
         1 - turn.player_id: grid.op,
     }
+    # Marks as in the game's own texts: in some the second player has the crosses.
     crosses = 0 if env.source == "openspiel" or grid.game == "connectfour" else 1
     text = grid_text(dataclasses.replace(grid, me=stones[crosses], op=stones[1 - crosses]))
     rows = [row.split("|") for row in text.splitlines()]
@@ -274,6 +278,8 @@ def check_picture(file: Path) -> None:
 def write_svg(record: GameRecord, file: Path) -> None:
     """Write the game as an SVG that shows its turns in a loop, or its end where nothing moves."""
     parts = [_console().render_lines(scene, pad=False)[-_MOST_LINES:] for scene in scenes(record)]
+    # Delays are negative: with positive ones the last turn, visible by itself, would show until
+    # its animation begins.
     slots = len(parts) - 1 + _LAST
     whole = slots * _TURN_S
     frames = "".join(
@@ -299,6 +305,7 @@ def write_svg(record: GameRecord, file: Path) -> None:
 
 
 def _console() -> Console:
+    # In a notebook Rich would print there instead of recording.
     return Console(
         record=True, file=io.StringIO(), width=_COLUMNS, force_jupyter=False, highlight=False
     )
@@ -307,4 +314,5 @@ def _console() -> Console:
 def _drawn(lines: list[list[Segment]], place: int) -> str:
     console = _console()
     console.print(SegmentLines(lines, new_lines=True), end="")
+    # With one id, the styles of a turn would count for all.
     return console.export_svg(code_format=_PART, unique_id=f"t{place}")

@@ -75,6 +75,7 @@ def _head(p: Progress, now: float | None) -> Panel:
         if key in p.learner
     ]
     state = Text.assemble((p.status, STATUS_STYLE[p.status]), f" · {duration(p.elapsed_s)}")
+    # Where its lock does not tell, as on another host, a dead run still says that it is running.
     if now is not None and p.status == "running" and now - p.updated_at > _SILENT_AFTER_S:
         state.append(f" · no report for {duration(now - p.updated_at)}", style="yellow")
     return Panel(
@@ -128,7 +129,6 @@ def _win_rates(p: Progress, *, several: bool) -> RenderableType:
 
 
 def _change(row: WinRateRow) -> Text:
-    """The change since the start, with a colour where it is significant."""
     if row.step == row.start_step:
         return Text("start", style="dim")
     change = row.win_rate - row.start_win_rate

@@ -43,6 +43,7 @@ def write_comparison(runs: Sequence[Path], output: Path | None = None) -> Path:
         ranked.sort(key=lambda one: -float("inf") if one.objective is None else one.objective)
         ranked.reverse()
     drawn = ranked[:COLOURS]
+    # By identity: configurations hold mappings, which have no hash.
     colours = {id(one): f"c{index}" for index, one in enumerate(drawn)}
     coloured = [(colours.get(id(one)), one) for one in found.configurations]
     links = [(colour, _report(run.path, target)) for colour, one in coloured for run in one.runs]
@@ -65,12 +66,12 @@ def write_comparison(runs: Sequence[Path], output: Path | None = None) -> Path:
 
 def _report(run: str, target: Path) -> str | None:
     """The address of a run's report on the page ``target``, or None."""
+    # Relative: the folder of all runs may be moved or served.
     report = RunPaths(root=Path(run)).report
     return quote(os.path.relpath(report, target.parent)) if report.is_file() else None
 
 
 def _curves(drawn: Sequence[Configuration]) -> dict[str, list[Chart]]:
-    """Charts by section, with a line per configuration."""
     values = {run.path: _values(RunPaths(root=Path(run.path))) for one in drawn for run in one.runs}
     charts: dict[str, list[Chart]] = {"won": [], "gained": [], "learnt": []}
     for section, title in dict.fromkeys(key for own in values.values() for key in own):
@@ -107,6 +108,7 @@ def _lines(drawn: Sequence[Configuration], values: Values) -> list[Series]:
     lines = []
     for index, one in enumerate(drawn):
         runs = [values[run.path] for run in one.runs]
+        # Runs may have ended at different updates: a point is of those that reached it.
         found = [(x, [run[x] for run in runs if x in run]) for x in sorted({*chain(*runs)})]
         points = [(x, statistics.fmean(ys), min(ys), max(ys)) for x, ys in found]
         name = ", ".join(settings_text(one.settings)[:2]) or one.runs[0].path

@@ -85,6 +85,7 @@ def exact(run: RunData) -> list[Chart]:
 
 def learner(run: RunData) -> tuple[list[Chart], list[Chart]]:
     """Learner metrics with a label, and the others."""
+    # With a slash they are of games, engines or other policies, which have their own charts.
     names = dict.fromkeys(name for row in run.metrics for name in row if "/" not in name)
     others = [name for name in names if name not in _SHOWN]
     labelled = [metric(run, name, _LEARNING[name]) for name in _LEARNING if name in names]
@@ -110,7 +111,6 @@ def training_games(run: RunData) -> list[Chart]:
 
 
 def throughput(run: RunData) -> list[Chart]:
-    """Rates, and shares of wall time of engine and learner."""
     work = [
         _series(run.metrics, name, label, index)
         for index, (name, label) in enumerate(_WORK.items())
@@ -120,7 +120,8 @@ def throughput(run: RunData) -> list[Chart]:
 
 
 def ratings(run: RunData) -> list[Chart]:
-    """TrueSkill of the newest policy, and of the policies that were active longest."""
+    """TrueSkill of the newest policy, and of the longest active ones."""
+    # A policy that was active for a few updates would be a dot.
     present = Counter(uid for row in run.ratings for uid in row.ratings)
     newest = _rated(run.ratings, None, 0)
     followed = [

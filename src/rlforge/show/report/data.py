@@ -78,6 +78,7 @@ def load_run(run_dir: Path | str) -> RunData:
         games_error = str(error)
     summary = read_summary(paths)
     files = (paths.metrics, paths.windows, paths.evals, paths.exact, paths.sentinel, paths.ratings)
+    # The page tells what is damaged: warnings in a log would not reach its reader.
     read, found = zip(*map(read_intact, files), strict=True)
     metrics, windows, evals, exact, alarms, ratings = read
     damage = [sentence for sentence in found if sentence is not None]
@@ -106,7 +107,7 @@ def load_run(run_dir: Path | str) -> RunData:
 
 
 def _gaps(summary: Row, run: RunPaths, metrics: list[Row], windows: list[Row]) -> list[str]:
-    """Sentences on updates and windows that the files of ended parts lack."""
+    """Sentences on updates and windows that the files lack."""
     if summary.get("status") in ("running", "killed"):  # the summary is of an earlier part
         return []
     sentences = []
@@ -127,7 +128,7 @@ def _kind(run_dir: Path) -> str:
 def _policies(config: str) -> tuple[str, ...]:
     try:
         return tuple(yaml.safe_load(config)["policies"])
-    except (yaml.YAMLError, TypeError, KeyError):
+    except (yaml.YAMLError, TypeError, KeyError):  # empty, or of one policy
         return ()
 
 

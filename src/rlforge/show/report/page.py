@@ -29,7 +29,7 @@ def check_page(output: Path | None) -> None:
 
 
 def render(template: str, **facts: Any) -> str:
-    """The page of a template, by its path, which has ``facts`` and ``rlforge.show.formatting``."""
+    """The page of a template, given by path; it has ``facts`` and ``rlforge.show.formatting``."""
     return _environment().get_template(template).render(facts)
 
 
@@ -43,6 +43,7 @@ def write_page(target: Path, page: str) -> Path:
 def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+    # Answers of models are no markup; a misspelt name is an error, not a gap in the page.
     made = Environment(
         loader=FileSystemLoader(_ROOT),
         autoescape=True,
@@ -52,5 +53,6 @@ def _environment() -> Environment:
     )
     facts = (significant, wilson_interval, by_pairing, end_of)
     made.globals |= vars(formatting) | {function.__name__: function for function in facts}
+    # Read as they are: Jinja would take braces of scripts for its own.
     made.globals["inlined"] = lambda name: (_ROOT / name).read_text(encoding="utf-8")
     return made

@@ -25,7 +25,7 @@ _STYLE = Path(__file__).with_name("plots.mplstyle")
 
 
 def draw_curves(run: RunData) -> str | None:
-    """Results, reward and entropy of a run as ``draw`` draws them."""
+    """Results, reward and entropy of a run."""
     charts = resolve_name(RUN_KINDS.find(run.kind).results)(run)
     learning = ("reward_mean", "entropy")
     return draw([*charts, *(curves.metric(run, key, LEARNER_LABELS[key]) for key in learning)])
@@ -51,6 +51,7 @@ def draw(charts: Sequence[Chart], columns: int = 2, shared: bool = False) -> str
         places = list(grid.flat)
         named = [_draw(axes, chart) for axes, chart in zip(places, drawn, strict=False)]
         for n, chart in enumerate(drawn):
+            # Titles of a row stand at one height, above its largest legend.
             most = max(named[n - n % columns :][:columns])
             lines = -(-most // _NAMES) if most > 1 else 0  # one has no legend
             places[n].set_title(chart.caption, pad=8 + 16 * lines)
@@ -69,6 +70,7 @@ def _draw(axes: Any, chart: Chart) -> int:
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     for one in chart.shown:
+        # A line along the edge, as at 100 %, is not cut in half.
         look = {"color": _COLOURS.get(one.colour, one.colour.upper()), "clip_on": False}
         ys, mean = (
             [math.nan if y is None else y for y in ys or ()] for ys in (one.ys, chart.mean(one))
@@ -95,5 +97,5 @@ def _draw(axes: Any, chart: Chart) -> int:
     if chart.shares:
         highest = max(max(one.measured) for one in chart.shown)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.set_ylim(0, 1 if highest > 0.5 else max(highest, 0.01))
+        axes.set_ylim(0, 1 if highest > 0.5 else max(highest, 0.01))  # not from 0 to 0
     return len(entries)

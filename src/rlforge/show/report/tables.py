@@ -19,6 +19,7 @@ MOST_ERRORS, _LONGEST_ERROR = 10, 300
 
 def tiles(run: RunData) -> dict[str, str]:
     last = run.metrics[-1] if run.metrics else {}
+    # While a run goes on, its summary is of the start.
     ended = run.status != "running"
     updates = run.summary.get("updates", 0) if ended else last.get("step", 0)
     wall = run.summary.get("wall_time_s") if ended else last.get("time_s")
