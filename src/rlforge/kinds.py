@@ -1,7 +1,6 @@
 """Kinds of runs: all that depends on the kind, as one value for each.
 
-Code that all kinds share asks ``kind_of``, and never the class of a configuration. Packages can add
-kinds, which are found by ``rlforge.config.plugins.RUN_KINDS``.
+Code that all kinds share asks ``kind_of``, and never the class of a configuration.
 """
 
 from __future__ import annotations

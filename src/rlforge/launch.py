@@ -98,7 +98,7 @@ def composed(
 def _composed(
     overrides: Sequence[str], config_dir: Path | None, root: type[C]
 ) -> tuple[C, RunPlan[C], list[str]]:
-    """Compose a run of ``root``, and check that it fits this machine."""
+    """Compose a run, and check that it fits this machine."""
     notes: list[str] = []
     result = checked(compose_run(overrides, config_dir, root), _check_with_model, notes.append)
     check_start(result)
@@ -114,13 +114,10 @@ def _say(text: str) -> None:
 
 
 def _checked_here(config: C, run_dir: Path | None = None) -> tuple[RunPlan[C], list[str]]:
-    """The plan of a run, that may have begun, on this machine, and notes, which are printed.
-
-    Raises ConfigError where the actors, or their model, are not for this machine.
-    """
+    """The plan of a run on this machine, and notes, which are printed; ConfigError for no fit."""
     raise_all(shape_problems(config))
     machine = detect()
-    # Engines that join later bring a node: the memory here is for those that start.
+    # An engine for which no GPU is left does not start, and needs no memory.
     plan, live = make_plan(config, machine, run_dir), with_engines_that_start(config, machine)
     # Before a download: a model that is too large here is not worth it.
     check_fit(live, plan.hardware, machine.cards)
@@ -296,7 +293,7 @@ def _try_folder(path: Path) -> None:
 
 
 def _grid(overrides: Sequence[str]) -> list[list[str]]:
-    """The jobs of a grid; for other sweepers the first choice of each key."""
+    """The jobs of a grid; for other sweepers the first job."""
     batches = BasicSweeper.split_arguments(_of_jobs(overrides), max_batch_size=None)
     jobs = [list(job) for batch in batches for job in batch]
     return jobs[:1] if _own_sweeper(overrides) else jobs

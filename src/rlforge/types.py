@@ -241,7 +241,6 @@ class GameSpec:
 
     Attributes:
         group_id: Games of a group share env, seed and line-up; None: of no group.
-        group_size: Number of games in the group.
         seats: In order of ``player_id``.
         focus: Player id of the evaluated policy; None in training games.
         past: Turns of another game of this env and seed that are played again first; chance events

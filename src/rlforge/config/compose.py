@@ -1,7 +1,4 @@
-"""From YAML groups and overrides to one typed configuration, or to one readable error.
-
-Hydra composes; this module remembers where each value came from, for later checks.
-"""
+"""From YAML groups and overrides to one typed configuration, or to one readable error."""
 
 from __future__ import annotations
 
@@ -203,6 +200,7 @@ def from_hydra(
     composed: DictConfig, overrides: Sequence[str], dirs: Sequence[Path], root: type[C]
 ) -> Composed[C]:
     """The typed configuration of what Hydra composed, with its ``hydra`` node."""
+    # Hydra forgets which file or override set a value, and errors must say it.
     choices = {
         group: option
         for group, option in composed.hydra.runtime.choices.items()

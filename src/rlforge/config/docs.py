@@ -135,7 +135,7 @@ def field_comments(cls: type) -> Mapping[str, str]:
 
 
 def all_field_comments(cls: type) -> Mapping[str, str]:
-    """The ``field_comments`` of a dataclass and its bases."""
+    """The ``field_comments`` of a class and its bases."""
     bases = [base for base in reversed(cls.__mro__) if dataclasses.is_dataclass(base)]
     return {name: text for base in bases for name, text in field_comments(base).items()}
 

@@ -27,7 +27,7 @@ from rlforge.types import value
 
 @value
 class Row:
-    """A thing that can be chosen, where it is from, and why choosing it fails, if it does."""
+    """A thing that can be chosen, its origin, and why choosing it fails; empty: it does not."""
 
     kind: str
     name: str

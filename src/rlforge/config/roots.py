@@ -125,7 +125,7 @@ def _typed_kind(overrides: Sequence[str]) -> str | None:
 def _as_sft(
     overrides: Sequence[str], config_dir: Path | None, base: type[PolicyConfig]
 ) -> Composed[SftConfig]:
-    """A supervised run with what the experiment of a ``base`` says about the rest."""
+    """A supervised run that shares what it can with the experiment of a ``base``."""
     fields = {field.name for field in dataclasses.fields(SftConfig)} - {"market"}
     parsed = parse_overrides(overrides)
     keys = [key_of(one).split(".")[0] for one in parsed]
