@@ -126,7 +126,7 @@ JsonFile = Annotated[
 
 
 def write_result(file: Path | None, result: Any) -> None:
-    """Write ``result`` as JSON to a file, if one is given."""
+    """Write ``result`` as JSON, if a file is given."""
     if file is not None:
         file.write_text(json.dumps(json_ready(result), indent=2) + "\n", encoding="utf-8")
 

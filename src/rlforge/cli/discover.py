@@ -238,7 +238,7 @@ def plugins(json_file: JsonFile = None) -> None:
 def _print_choices(
     choices: Sequence[Choice], states: Sequence[str] = (), *, indent: int = 0
 ) -> None:
-    """Print names with what they are, and a state below."""
+    """Print names with what they are, and states."""
     width = max((len(choice.name) for choice in choices), default=0) + 2 + indent
     if Console().width < width + 24:  # below each other
         width = indent + 4

@@ -169,7 +169,6 @@ def doctor(
 
 
 def _show_size(run_dir: Path, json_file: Path | None) -> None:
-    """Show the parts of a run on disk, the largest first."""
     from rlforge.record.files import open_run
     from rlforge.system.files import readable_size
 

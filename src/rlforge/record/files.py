@@ -107,7 +107,7 @@ class RunPaths:
 
 
 def create_run(run_dir: Path | str) -> RunPaths:
-    """Make the run directory with its folders; existing files stay."""
+    """Make the run directory; existing files stay."""
     paths = RunPaths(root=Path(run_dir))
     for folder in (paths.root, paths.games, paths.checkpoints, paths.logs):
         folder.mkdir(parents=True, exist_ok=True)

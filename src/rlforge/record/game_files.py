@@ -115,7 +115,6 @@ def _chunk_number(path: Path) -> int:
 
 
 def _chunks(run_dir: Path | str) -> list[Path]:
-    """All chunks of a run, each writer's in their order."""
     folder = RunPaths(root=Path(run_dir)).games
     return sorted(folder.glob("*-*.parquet"), key=lambda path: (_chunk_number(path), path.name))
 

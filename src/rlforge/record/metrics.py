@@ -47,7 +47,7 @@ class Metrics:
         self._fresh[key] = [float(number)]
 
     def means(self) -> dict[str, float]:
-        """Means over the last ``window`` values of ``collection-ENV/…``."""
+        """Means of ``collection-ENV/…``."""
         return {key: sum(values) / len(values) for key, values in self._recent.items()}
 
     def drain(self) -> dict[str, float]:

@@ -264,7 +264,6 @@ class Sinks:
         return [step for step in steps if step is not None]
 
     def _each(self, method: str, *given: Any) -> list[Any]:
-        """Results of ``method`` of the sinks that have it."""
         returned = []
         for sink in self._sinks:
             if (act := getattr(sink, method, None)) is None:

@@ -55,7 +55,7 @@ def why_it_ended(summary: Mapping[str, Any]) -> str | None:
 
 
 def write_start(run: RunPaths, run_name: str, total_updates: int) -> None:
-    """Say in summary.json and progress.json that the run starts or goes on."""
+    """Say that the run starts or goes on."""
     known = {"updates": 0, **read_json(run.summary)}
     known.pop("error", None)
     about = {"run_name": run_name, "total_updates": total_updates, "status": "running"}

@@ -61,7 +61,7 @@ def shortened(override: str) -> str:
 
 
 def write_sweep(folder: Path, shared: Sequence[str], jobs: Sequence[Sequence[str]] | None) -> None:
-    """Write ``sweep.json``. jobs: all overrides of each; None: not known yet."""
+    """Write ``sweep.json``. jobs: all overrides of each."""
     own = None if jobs is None else [[one for one in job if one not in shared] for job in jobs]
     write_json(folder / SWEEP_FILE, {"shared": list(shared), "jobs": own})
 

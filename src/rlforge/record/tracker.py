@@ -127,7 +127,7 @@ class Tracker:
         self._pace = Pace(earlier_s, self._counts())
 
     def _read_files(self) -> float:
-        """Count what the run's files hold; returns the seconds of run time behind it."""
+        """Count what the run's files hold; returns its seconds so far."""
         # A run of another unit has other files (``WindowTracker``).
         earlier_s = 0.0
         for row in read_jsonl(self.paths.metrics):
@@ -144,13 +144,13 @@ class Tracker:
     # ------------------------------------------------------------ input
 
     def log_scalars(self, means: Mapping[str, float]) -> None:
-        """Note ``custom/NAME``, means of what users' code reported, for the next update."""
+        """Note ``custom/NAME``, means of users' scalars."""
         for key, mean in means.items():
             self._since_update.put(key, mean)
         self.tick()
 
     def log_gpus(self, loads: Sequence[GpuLoad]) -> None:
-        """Note the machine's GPUs: ``system/gpu-N/…``, also in the next update's line."""
+        """Note the machine's GPUs: ``system/gpu-N/…``."""
         self._gpus = tuple(loads)
         for metrics in (self._metrics, self._since_update):
             for load in loads:
@@ -323,7 +323,6 @@ class Tracker:
         self._enter(self._update, scalars)
 
     def _enter(self, step: int, scalars: Mapping[str, float], prefix: str = "") -> None:
-        """Give metrics to the sinks, and show them."""
         self._sinks.write(step, {f"{prefix}{name}": each for name, each in scalars.items()})
         self._publish()
         self.tick()
@@ -433,5 +432,4 @@ class Tracker:
         return self._clock() - self._begin
 
     def _counts(self) -> dict[str, int]:
-        """Finished training games and their tokens, over the whole run."""
         return {"games": self._earlier_games + self._games.total(), "tokens": self._tokens}

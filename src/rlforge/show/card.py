@@ -164,7 +164,7 @@ def _environments(config: PolicyConfig) -> str:
 
 
 def _own_groups(config: PolicyConfig, command: str, known: bool) -> Iterator[str]:
-    """Overrides for groups that are not from an experiment of rlforge."""
+    """Overrides for groups that no experiment of rlforge has."""
     if config.games is not None and (not known or re.search(r"\benv[.=]", command)):
         envs = config.games.env.train
         games = [_differences(game, EnvEntry()) | {"id": game.id} for game in envs]

@@ -214,7 +214,7 @@ def _read(path: Path) -> _Files:
 
 
 def _settings(path: Path) -> dict[str, str]:
-    """Dotted keys of config.yaml with their values as text; empty where there is none."""
+    """Dotted keys of config.yaml with their values as text."""
     file = RunPaths(root=path).config
     if not file.is_file():
         return {}
@@ -252,7 +252,7 @@ def _flat(node: Any, key: str = "") -> dict[str, Any]:
 
 
 def _differing(configs: Sequence[Mapping[str, str]]) -> list[str]:
-    """The keys whose values differ, most values first; shared ones alone where they suffice."""
+    """The keys whose values differ, most values first."""
     names = dict.fromkeys(key for config in configs for key in config)
     values = {key: len({config.get(key) for config in configs}) for key in names}
     # A key with many values tells most: it stays where there is room for few.

@@ -60,7 +60,7 @@ def listed(comparison: Comparison) -> RenderableType:
 
 
 def headline(comparison: Comparison) -> str:
-    """Number of jobs or runs, as far as it is known, and how they stand."""
+    """Number of jobs or runs, and how they stand."""
     runs = comparison.runs
     sweep = read_json(Path(comparison.folder) / SWEEP_FILE)
     what = "job" if sweep else "run"

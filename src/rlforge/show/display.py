@@ -108,7 +108,7 @@ class Display:
         self._live = None
 
     def show(self, progress: Progress) -> None:
-        """Show ``progress``; of continuous training also each window in a line."""
+        """Show ``progress``, and each new window in a line."""
         if self._job:
             progress = dataclasses.replace(progress, run_name=f"{self._job}{progress.run_name}")
         if progress.window not in ("", self._window):

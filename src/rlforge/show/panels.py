@@ -99,7 +99,6 @@ def facts(rows: Iterable[tuple[str, RenderableType]]) -> Table:
 
 
 def cut(rows: RenderableType, left: int, what: str) -> RenderableType:
-    """Rows, and how many more there are."""
     return Group(rows, Text(f"and {left:,} more {what}", style="dim")) if left > 0 else rows
 
 

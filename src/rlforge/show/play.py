@@ -91,7 +91,7 @@ def seats_of(env: EnvSpec, seat: int, opponents: Sequence[PolicyRef]) -> tuple[P
 
 
 def find_env(config: GamesConfig, env_id: str | None) -> EnvSpec:
-    """An environment of ``config``, by default the first; ConfigError for an unknown id."""
+    """The environment, by default the first; ConfigError for an unknown id."""
     known = {env.id: env for env in (*eval_envs(config), *train_envs(config))}
     if env_id is not None and env_id not in known:
         raise ConfigError(

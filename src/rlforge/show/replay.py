@@ -1,4 +1,4 @@
-"""Finished games in the terminal: lists, and one turn by turn, also as a picture."""
+"""Finished games: lists, and one turn by turn, also as a picture."""
 
 from __future__ import annotations
 

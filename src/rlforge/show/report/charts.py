@@ -67,7 +67,7 @@ class Chart:
 
     @property
     def caption(self) -> str:
-        """The title, and how much was measured of a single line with gaps."""
+        """The title; of a single line with gaps also how much was measured."""
         drawn = [one for one in self.series if one.measured]
         if len(drawn) != 1 or len(drawn[0].measured) == len(drawn[0].ys):
             return self.title
@@ -100,7 +100,7 @@ class Chart:
         return [thin(one) for one in self.series if one.measured]
 
     def mean(self, one: Series) -> list[float | None] | None:
-        """The line to draw over the raw one of a series, or None."""
+        """The line to draw over a noisy one, or None."""
         if not self.smooth or len(one.measured) < SMOOTH_FROM:
             return None
         return trailing_mean(one.ys, max(len(one.xs) // 15, 5))

@@ -65,7 +65,6 @@ def write_comparison(runs: Sequence[Path], output: Path | None = None) -> Path:
 
 
 def _report(run: str, target: Path) -> str | None:
-    """The address of a run's report on the page ``target``, or None."""
     # Relative: the folder of all runs may be moved or served.
     report = RunPaths(root=Path(run)).report
     return quote(os.path.relpath(report, target.parent)) if report.is_file() else None
