@@ -66,5 +66,5 @@ def confidence_of(completion: Completion) -> float:
     """Geometric mean of its tokens' probabilities; 1 where there are none."""
     if not completion.logprobs:
         return 1.0
-    # Sums of rounded log-probabilities may exceed 0.
+    # By rounding, the log-probability of a sure token may be slightly above 0.
     return min(1.0, math.exp(math.fsum(completion.logprobs) / len(completion.logprobs)))

@@ -43,7 +43,6 @@ class Assembly:
     algorithm: Algorithm
     journal: Journal
     scores: ScoreFiles
-    # A line for each window that is done.
     digests: DigestChain
 
 
@@ -58,11 +57,11 @@ async def assembled(
     config, actors, run_dir = context.config, context.actors, context.run_dir
     update: Update = actors.learner.update
     if context.hardware.alternate:
-        # On one device engine and learner take turns.
+        # Engine and learner share a device, so they take turns.
         calls = ActorCalls(actors, context.note, elastic=False)
         update = partial(update_in_turn, actors, calls.call)
     async with contextlib.AsyncExitStack() as stack:
-        # First of all: the source goes on where the journal ends.
+        # The journal is opened first, because the source goes on where it ends.
         journal = stack.enter_context(contextlib.closing(Journal(run_dir / "journal.sqlite")))
         policy = await stack.enter_async_context(policy_side(context))
         scorer = _scorer(config, run_dir, policy)
@@ -70,7 +69,8 @@ async def assembled(
         source = await stack.enter_async_context(source_of(context, policy, journal.last(), stop))
         digests = DigestChain(run_dir)
         if digests.begun:
-            digests.rewind(journal.done())  # to the lines of the windows that are done
+            # A process may have died after the line of a window that was not done.
+            digests.rewind(journal.done())
         else:
             digests.append(0, {"computed": facts(config, context.hardware)})
         yield Assembly(
@@ -90,12 +90,13 @@ async def assembled(
 
 def _scorer(config: ContinuousConfig, run_dir: Path, policy: PolicySide) -> DecisionScorer:
     ruler = config.ruler
-    if ruler.model_path is None:  # what the scorer learns is kept in the run directory
+    # What the scorer learns belongs to the run, so that a resumed run goes on with it.
+    if ruler.model_path is None:
         ruler = dataclasses.replace(ruler, model_path=str(run_dir / "ruler"))
     local = LocalModel(
         generator=policy.engine,
         tokenizer=policy.tokenizer,
-        # A judge is the base model, which does not change during training.
+        # The base model judges, because it does not change during training.
         policy=PolicyRef(uid="base", kind="checkpoint"),
         stop_token_ids=policy.params.stop_token_ids,
     )

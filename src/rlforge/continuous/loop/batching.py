@@ -27,7 +27,7 @@ class Scored:
     decision: Decision
     score: float | None
     reward: float
-    # Discounted sum of it and the agent's later rewards, for train_on=return.
+    # The discounted sum of this and the agent's later rewards; only for train_on=return.
     to_go: float | None = None
 
     @property
@@ -129,7 +129,7 @@ class WindowFilter:
     def _selected(self, one: Scored) -> bool:
         settings = self.settings
         scored = settings.selects_by == "score" or settings.train_on in ("score", "mix")
-        # Without a score only where scores are not used.
+        # A decision on which the scorer failed is selected only where no score is used.
         if one.score is None and scored:
             return False
         if settings.selects_by == "all":
@@ -142,7 +142,7 @@ class WindowFilter:
         most = largest_share(list(counts.values()), self.settings.max_agent_share)
         if most >= max(counts.values(), default=0):
             return decisions
-        # Drawn by the window, so that a resumed run leaves out the same ones.
+        # Drawn by a seed of the window, so that a resumed run leaves out the same decisions.
         order = sorted(decisions, key=lambda one: seed_of(f"{batch_id}/{one.decision.id}"))
         taken: Counter[str] = Counter()
         kept = set()
@@ -162,7 +162,7 @@ class WindowFilter:
         if self.settings.train_on == "score":
             return one.score
         weight = self.settings.score_weight
-        # Scores are 0 to 1, rewards -1 to 1.
+        # Scores are 0 to 1 and rewards -1 to 1, so scores are stretched to the same range.
         return (1 - weight) * one.reward + weight * (2 * one.score - 1)
 
     # ------------------------------------------------------------ the batch
@@ -182,7 +182,7 @@ class WindowFilter:
         assert decision.reward is not None
         about = {"decision_id": decision.id, "agent_id": decision.agent_id, "score": one.score}
         return Sample(
-            # An agent's decisions are one episode for a critic, all of a window one group.
+            # A critic takes an agent's decisions for one episode; a whole window is one group.
             origin=f"{batch_id}/{decision.agent_id}",
             env_id=self.settings.source,
             group_id=batch_id,
@@ -238,7 +238,7 @@ class WindowFilter:
         if is_constant([sample.reward for sample in samples]):
             same = f"all {len(samples)} decisions have the same {settings.train_on}"
             return f"{same}: there is no gradient"
-        # With a critic, advantages differ even where rewards do not: only rewards are compared.
+        # A critic's advantages differ even where rewards do not: then only rewards are compared.
         if not self.algorithm.needs_values and not any(
             self.algorithm.targets(samples, None).advantages
         ):

@@ -59,7 +59,7 @@ def conduct(decisions: Sequence[Decision]) -> tuple[Conduct, ...]:
             profit=math.fsum(result.pnl for result in results),
             refused=1 - len(accepted) / len(own),
             decisions=len(accepted),
-            # Without refused answers: to have fewer of those is no hack.
+            # Without refused answers: rewards that rise because fewer are refused are no hack.
             earned=_mean([one.reward or 0.0 for one in accepted]),
             idle=None if not accepted else 1 - len(stakes) / len(accepted),
             stake=_mean(stakes),
@@ -101,7 +101,7 @@ def concerns(
     refused, more_refused = _rise([one.refused for one in new], [one.refused for one in old])
     idle, more_idle = _rise([one.idle for one in new], [one.idle for one in old])
     if more_earned:
-        # The old version's: the new one could make its own stakes small.
+        # The old version's stakes, because a hack could make the new one's small.
         staked = _mean([one.stake for one in old if one.stake is not None]) or stake
         decisions = _mean([float(one.decisions) for one in new]) or 0.0
         worth = earned / pnl_weight * staked * decisions if pnl_weight > 0 else 0.0
@@ -129,10 +129,9 @@ def _rise(new: Sequence[float | None], old: Sequence[float | None]) -> tuple[flo
     if not differences:
         return 0.0, False
     mean = math.fsum(differences) / len(differences)
-    # The test divides by the spread.
+    # The test divides by the spread, which is 0 where all differences are equal.
     if max(differences) - min(differences) < 1e-12:
         return mean, mean > 1e-12
-    # Student's paired test, one-sided.
     p_value = float(ttest_1samp(differences, 0.0, alternative="greater").pvalue)
     return mean, p_value <= _ALPHA
 

@@ -67,7 +67,7 @@ class EpisodesDriver(Driver):
     async def _play_window(self, window_id: str) -> None:
         """Play the episodes that are not on record: agents at once, each one's in turn."""
         rows = await asyncio.to_thread(self._store.decisions, window_id=window_id)
-        # An episode is recorded whole or not at all.
+        # An episode is recorded whole or not at all, so one decision shows that it is done.
         done = {decision.id.rpartition("-")[0] for decision in rows}
         failures: list[str] = []
 
@@ -80,7 +80,7 @@ class EpisodesDriver(Driver):
                     continue
                 try:
                     decisions = await self._decisions(episode)
-                # Every later episode would fail, too.
+                # Without the engine every later episode would fail, too.
                 except EngineDeadError as error:
                     raise RunError(f"the engine is gone: {error}") from error
                 except RlforgeError as error:
@@ -123,7 +123,7 @@ class EpisodesDriver(Driver):
                 f"{episode.name}-{place:04d}",
                 session.agent,
                 episode.window_id,
-                # Its answers lie evenly in its time.
+                # No answer has a time of its own, so they lie evenly in the episode's.
                 episode.begin + episode.length * place / len(rewarded),
                 CONTROL if control else self._provider,
                 conversation,

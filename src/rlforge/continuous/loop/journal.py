@@ -159,7 +159,7 @@ def check_windows_left(run_dir: Path, windows: int | None) -> None:
     journal = Journal(run_dir / "journal.sqlite")
     done = journal.done()
     journal.close()
-    # One that was killed after its last window still has to measure what it reached.
+    # A run that was killed after its last window still has to measure what it reached.
     ended = is_done(RunPaths(root=run_dir))
     if ended and windows is not None and done >= windows:
         raise RunError(
@@ -187,7 +187,7 @@ class RecordedWindows(Recorded):
         store = StoreReader(store_folder(self.config.store, self.dir))
         here = set(store.window_ids())
         gone = [row["window_id"] for row in self.steps.values() if row["window_id"] not in here]
-        # Else they were deleted on purpose.
+        # With ``keep_windows`` old windows are deleted on purpose.
         if gone and self.config.store.keep_windows is None:
             problems.append(f"window {gone[0]} is missing")
         elif gone:

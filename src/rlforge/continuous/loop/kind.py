@@ -45,7 +45,7 @@ class Continuous(RunKind[ContinuousConfig]):
     def check_prompts(self, config: ContinuousConfig) -> None:
         from rlforge.continuous.preflight.continuous import check_answers
 
-        # Without one there are no prompts to check.
+        # Without a market the prompts are not known before the run.
         if config.has_market:
             check_answers(config, config.market)
 
@@ -53,7 +53,7 @@ class Continuous(RunKind[ContinuousConfig]):
         def part(name: str, read: tuple[str, ...], *sends: tuple[str, str]) -> ActorSpec:
             return ActorSpec(name=name, actor=None, reads=read, sends=sends)
 
-        # Parts without an actor of their own are drawn, and not started.
+        # These parts have no actor of their own: the plan shows them, and nothing starts them.
         read = ("store", "window", "decision_reward")
         store = part("store", read, ("scorer", "TrainingWindow"), ("learner", "TrainBatch"))
         asked = ("engine", "prompt ids, sampling parameters, policy")

@@ -66,13 +66,14 @@ class WindowLearner:
         start = self._root / step_name(0)
         if not start.exists():
             await self._group.save(0, None, meta={"window_id": None}, state={})
-        elif not read_manifest(start, verify=False).has_state:  # it is learner.initial_adapter
+        # Version 0 is ``learner.initial_adapter``, which has weights but no learner's state.
+        elif not read_manifest(start, verify=False).has_state:
             await self._group.save_state(step_name(0), {})
         return await self.restore(step_name(0))
 
     async def restore(self, uid: str) -> Checkpoint:
         """Go on from version ``uid``, under a new number; CheckpointError if damaged."""
-        # The randomness and learning rate of an update follow from its number.
+        # Randomness and learning rate follow from an update's number, so none is used twice.
         newest = list_checkpoints(self._root)[-1]
         await self._group.load_state(uid, version=checkpoint_version(newest))
         self._standing = uid
@@ -80,18 +81,18 @@ class WindowLearner:
 
     async def train(self, window_id: str, batch: TrainBatch) -> Trained | None:
         """Learn from the batch of a window; None when no optimizer step was finite."""
-        # A process died between the update and its entry in the journal.
+        # A process that died between update and journal entry left the window's checkpoint.
         if (done := self.trained_on(window_id)) is not None:
             await self.restore(done.checkpoint.uid)
             return done
         parent = self.standing
         try:
             result, _ = await self._update(batch)
-            if math.isnan(result.metrics["loss"]):  # no optimizer step was applied
+            if math.isnan(result.metrics["loss"]):
                 log.warning("window %s: no optimizer step was finite", window_id)
                 await self.restore(parent)
                 return None
-            # Without the names of deployments, which count interrupted ones too.
+            # Names of deployments count interrupted ones too, so a resumed run has others.
             samples = tuple(dataclasses.replace(sample, policy_uid="") for sample in batch.samples)
             digest = digest_of_batch(dataclasses.replace(batch, samples=samples))
             facts = {
@@ -103,7 +104,7 @@ class WindowLearner:
             # or neither.
             meta = {"window_id": window_id, **facts}
             saved = await self._group.save(result.version, parent, meta=meta, state={})
-        # After a full disk the learner is what it was before.
+        # A failure, such as a full disk, must not leave the learner with unsaved weights.
         except RlforgeError:
             await self.restore(parent)
             raise

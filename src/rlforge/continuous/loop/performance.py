@@ -81,7 +81,7 @@ class Difference:
 
 def difference_to_control(decisions: Sequence[Decision]) -> Difference | None:
     """Difference of the policy's agents to the control's; None for fewer than two."""
-    # An agent counts once: its decisions depend on each other.
+    # Each agent counts once, because its decisions depend on each other.
     return difference(
         list(reward_means(d for d in decisions if is_ours(d)).values()),
         list(reward_means(d for d in decisions if d.metadata.provider == CONTROL).values()),
@@ -97,11 +97,12 @@ def difference(
     if min(len(ours), len(theirs)) < 2:
         return None
     with warnings.catch_warnings():
-        # Of agents with almost the same mean: the interval is as narrow as it looks.
+        # SciPy warns where agents have almost the same mean, but the interval is that narrow.
         warnings.simplefilter("ignore", RuntimeWarning)
         interval = ttest_ind(ours, theirs, equal_var=False).confidence_interval(confidence)
     mean = _mean(ours) - _mean(theirs)
-    if math.isnan(interval.low):  # all agents of each side have the same mean
+    # The interval is nan where all agents of each side have the same mean.
+    if math.isnan(interval.low):
         return Difference(mean=mean, low=mean, high=mean)
     return Difference(mean=mean, low=float(interval.low), high=float(interval.high))
 

@@ -56,7 +56,7 @@ class PolicySide:
     engine: Engine
     service: DeploymentService
     metrics: Metrics
-    # Only a market has them.
+    # Both are None without a market.
     trials: MarketTrials | None
     prompter: AgentPrompter | None
     params: SamplingParams
@@ -77,7 +77,7 @@ class PolicySide:
 
     async def deploy(self, checkpoint: Checkpoint) -> Deployed:
         """Deploy ``checkpoint``, unless it serves already."""
-        # Deployment 0 is the base model, which ``learner.initial_adapter`` differs from.
+        # Deployment 0 is the base model, though step-0 may be ``learner.initial_adapter``.
         if any(d.number and _step(d) == checkpoint.uid for d in self.service.served()):
             return Deployed(success=True)
         deployment = await self.service.deploy(checkpoint)
@@ -102,7 +102,7 @@ async def policy_side(context: RunContext[ContinuousConfig]) -> AsyncIterator[Po
     metrics = Metrics()
     checks, trials, prompter = _tests(config, context.run_dir, engine, tokenizer, params)
     async with contextlib.AsyncExitStack() as stack:
-        # It is closed after the service, whose changes may still use it.
+        # The engine is closed after the service, whose changes may still use it.
         stack.push_async_callback(engine.close)
         service = await DeploymentService.open(
             context.run_dir / STATE_DIR,
@@ -130,7 +130,7 @@ def follow_engine(context: RunContext[ContinuousConfig], name: str, state: Engin
     """Keep the absent actors of the run, and note what becomes of an engine."""
     absent = context.actors.absent
     if state == "here":
-        # One that is there from the start has not joined.
+        # An engine that is there from the start was never absent, and has not joined.
         if name in absent and context.hardware.elastic:
             context.note(f"{name} has joined")
         absent.discard(name)
@@ -171,7 +171,7 @@ def first_version(config: ContinuousConfig, run_dir: Path) -> PolicyRef:
     """The version that the run begins with: the base model, or ``learner.initial_adapter``."""
     if config.learner.initial_adapter is None:
         return PolicyRef(uid="base", kind="checkpoint")
-    # The run's own copy: the adapter may be moved or deleted.
+    # The run's own copy, because the user may move or delete the adapter.
     path = str(run_dir / "checkpoints" / step_name(0))
     return PolicyRef(uid=CONTROL, kind="checkpoint", path_or_name=path)
 

@@ -78,7 +78,7 @@ class Labels:
 
 
 FORMAT = 4
-"""Of the state on disk; raised with every change of its classes."""
+"""Format of the state on disk; raised with every change of its classes."""
 
 
 class SimulationState:
@@ -95,13 +95,12 @@ class SimulationState:
         for agent_id in self.agents:
             self.world.join(agent_id)
         self.crowd = Crowd(self.world, seed)
-        # What each agent sees now.
         self.states: dict[str, Json] = {
             agent_id: self.world.state(agent_id) for agent_id in self.world.agent_ids
         }
-        # By the market's ticket.
+        # The keys are the market's tickets, by which it settles decisions.
         self.open: dict[int, Open] = {}
-        # What followed each open decision, by its id.
+        # What followed a decision is known before its outcome: by id, until the market settles it.
         self.next_states: dict[str, Json] = {}
 
 
@@ -139,7 +138,7 @@ class Population:
         closed = [state.open[one.ticket] for one in settled]
         await self._record(
             Tick(
-                # Repeated ones are on record.
+                # A repeated tick's decisions are in the store already; its outcomes may not be.
                 decisions=tuple(d for d in decisions if d.id not in self._recorded),
                 outcomes=tuple(
                     DecisionOutcome(
@@ -153,7 +152,8 @@ class Population:
                 closed=tuple(closed),
             )
         )
-        for one in settled:  # only now: ``unsettled`` counts outcomes that are not on record
+        # Not before they are on record, else ``unsettled`` would leave out outcomes still to write.
+        for one in settled:
             del state.open[one.ticket]
 
     @property
@@ -168,13 +168,12 @@ class Population:
     # ------------------------------------------------------------ deciding
 
     async def _decide(self, agents: Sequence[str], now: float) -> list[Decision]:
-        # All of them see the market as it was before the tick, and one batch of the engine answers.
+        # All agents see the market as it was before the tick, so one batch of the engine answers.
         questions = [self._model.prompter.ask(self.state.states[agent_id]) for agent_id in agents]
         answers = await asyncio.gather(
             *(self._ask(agent, question) for agent, question in zip(agents, questions, strict=True))
         )
-        # One agent's prompt may be too long; where no agent gets an answer, no later tick is
-        # better.
+        # One agent may fail by a prompt that is too long; where all fail, later ticks would, too.
         if agents and all(isinstance(answer, EngineError) for answer in answers):
             raise RunError(f"none of the {len(agents)} agents got an answer: {answers[0]}")
         return [
@@ -188,7 +187,7 @@ class Population:
             return recorded.completion or EngineError(recorded.metadata.reasoning)
         try:
             grammar = grammar_of(question.schema)
-            # The answer's draw is the same when the tick is repeated.
+            # Seeded by tick and agent, so that a repeated tick draws the same answer.
             seed = seed_of(f"{self._model.seed}/{self.state.world.ticks}/{agent_id}")
             return await self._model.ask(agent_id, question.token_ids, seed, grammar)
         except EngineDeadError as error:
@@ -235,7 +234,7 @@ class Population:
         self.state.open[receipt.ticket] = Open(
             decision_id=decision_id,
             agent_id=receipt.agent_id,
-            # Control agents judge no version.
+            # Control agents play the first version: their outcomes say nothing about a trial.
             policy="" if completion is None or not metadata.learns else completion.policy_uid,
             window_id=window_id,
             episode=self.state.world.ticks // self.state.world.config.episode_ticks,

@@ -42,7 +42,7 @@ class DailyPush:
             return
         try:
             rows = await asyncio.to_thread(self._replace, self._config.push)
-        # The hub is no reason to end a run.
+        # A failure of the hub must not end a run.
         except (RlforgeError, OSError) as error:
             log.warning("%s; it is tried again after the next window", error)
             return
@@ -50,7 +50,7 @@ class DailyPush:
         write_json(self._file, {"until": end, "decisions": rows})
 
     def _days(self, moment: float) -> int:
-        # How many times the hour had come by then.
+        # How many times the hour of the push had come by then; a push is due where it has grown.
         return int((moment - self._config.push_hour * 3600) // _DAY)
 
     def _replace(self, repo: str) -> int:
@@ -61,7 +61,8 @@ class DailyPush:
                 dataset,
                 repo,
                 f"{rows:,} decisions",
-                public=False,  # its page on the hub makes it public
+                # A dataset begins private; its owner can make it public on its page of the hub.
+                public=False,
                 say=log.info,
                 kind="dataset",
                 kept=False,

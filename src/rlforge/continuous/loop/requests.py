@@ -63,7 +63,7 @@ class AnswerLog:
             self._db.execute("PRAGMA journal_mode=WAL")
             # A power cut may lose the last answers, which costs decisions and nothing else.
             self._db.execute("PRAGMA synchronous=NORMAL")
-            # What is deleted is overwritten.
+            # Answers hold what users wrote, so deleted ones are overwritten in the file.
             self._db.execute("PRAGMA secure_delete=ON")
             self._db.execute(
                 "CREATE TABLE IF NOT EXISTS answers (id TEXT PRIMARY KEY, at REAL NOT NULL, "
@@ -75,7 +75,7 @@ class AnswerLog:
 
     async def answered(self, answer: Answered) -> None:
         """Keep an answer, unless it cannot be learned from; what fails is logged."""
-        # A stop string cut it, and the model did not decide that.
+        # A client's stop string cut the answer, so its end is not the model's decision.
         if answer.completion is None or not answer.completion.logprobs:
             return
         # Log-probs of another distribution would bias the update.
@@ -121,7 +121,8 @@ class AnswerLog:
                 kept: Conversation | None = self._redact(conversation, answer.text)
                 if kept is None:
                     return None
-                if kept != conversation:  # log-probs remain those after the original prompt
+                # Log-probs stay those of the answer's draw, after the original prompt.
+                if kept != conversation:
                     conversation = kept
                     if isinstance(kept, str):
                         tokens = text_ids(self._tokenizer, kept)
@@ -155,7 +156,7 @@ class AnswerLog:
     def _reward(self, answer_id: str, reward: float) -> str | None:
         """Write an outcome and move its answer; None where none is waiting."""
         with self._lock:
-            # One that could not be moved has a reward already.
+            # An answer that an earlier call rewarded but could not move keeps that reward.
             known = self._run(
                 "UPDATE answers SET reward = coalesce(reward, ?), "
                 "rewarded_at = coalesce(rewarded_at, ?) WHERE id = ? RETURNING id",
@@ -176,7 +177,7 @@ class AnswerLog:
             reward=reward,
             next_state=state_after(decision),
         )
-        # The store ignores what it has: a process may die before the next line.
+        # A process that dies before the next line moves it again: the store ignores known ids.
         self._store.append([decision])
         self._run("DELETE FROM answers WHERE id = ?", answer_id)
         return window_id

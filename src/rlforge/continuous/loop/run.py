@@ -40,7 +40,7 @@ class ContinuousRun:
         context = self._context
         parts = await self._open.enter_async_context(assembled(context, self._stop))
         done = [entry.facts["done"] for entry in parts.journal.entries() if entry.phase == "done"]
-        # The journal is the record: the tracker's files may lack its last window.
+        # The tracker's files may lack the journal's last window: they are written anew from it.
         await context.actors.tracker.resume_windows.remote(
             [(facts["window"], facts["update"]) for facts in done]
         )
@@ -54,7 +54,8 @@ class ContinuousRun:
         await self._compare("before", self._parts.policy)
         windows, measured = self._config.continuous.windows, read_json(self._paths.comparison)
         if "after" in measured and (windows is None or self._parts.journal.done() < windows):
-            del measured["after"]  # more windows follow
+            # More windows follow, so the last one is measured anew.
+            del measured["after"]
             write_json(self._paths.comparison, measured)
         done = await ContinuousTrainer(self._context, self._parts).run()
         if done:
@@ -74,7 +75,7 @@ class ContinuousRun:
         self._stop.set()
 
     async def close(self) -> None:
-        # It is asked for once more when the parts are closed.
+        # The summary is asked for once more after the parts are closed.
         self._last_summary, self._parts = self.summary(), None
         await self._open.aclose()
 
@@ -82,7 +83,7 @@ class ContinuousRun:
         if self._parts is None:
             return self._last_summary
         journal, policy = self._parts.journal, self._parts.policy
-        # After training, else in the last window.
+        # The objective is the reward measured after training, else that of the last window.
         done = [entry for entry in journal.entries() if entry.phase == "done"]
         mean = done[-1].facts["done"]["window"]["policy_reward"] if done else None
         if "after" in self._comparison:
@@ -103,11 +104,11 @@ class ContinuousRun:
         untouched = policy.serving() == step_name(0)
         if untouched and self._config.learner.initial_adapter and not current.path:
             self._now("checking learner.initial_adapter before it serves")
-            # Its checks are those of any version: users get its answers.
+            # The adapter is checked like any version, because users get its answers.
             deployed = await policy.deploy(start)
             if deployed.success is False:
                 raise RunError(f"learner.initial_adapter does not serve: {deployed.reason}")
-        # A version that was refused is no place to go on from.
+        # The newest checkpoint may have been refused, so learning goes on from what serves.
         own = await learner.restore(policy.serving())
         if (source := policy.foreign().get(current.uid)) is not None:
             self._context.note(
@@ -123,7 +124,7 @@ class ContinuousRun:
         if not episodes or policy.trials is None:
             return {}
         content = read_json(self._paths.comparison)
-        # A resumed run has measured it already.
+        # A resumed run may have measured it already.
         if when not in content:
             self._now(f"measuring the policy {when} training")
             players = await policy.trials.compare(policy.service.current.policy())

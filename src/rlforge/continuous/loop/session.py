@@ -115,9 +115,9 @@ class Session:
         for a game or player that cannot be, GameError for a game that fails.
         """
         env = env_named(env) if isinstance(env, str) else env
-        # It is asked as it is trained: with its own template and extraction.
+        # The model is asked as it is trained, with its own template and extraction.
         env = dataclasses.replace(env, form=form_of(self._model.model))
-        # Over the episodes the model learns every seat.
+        # The seat changes with the episode, so that the model learns every one.
         own = self.number % env.num_players if opponents else 0
         seats = self._line_up(env, opponents, own)
         name = f"episode {self.number}"
@@ -164,7 +164,7 @@ class Session:
     async def _answer(
         self, conversation: Conversation, tokens: tuple[int, ...], grammar: str | None = None
     ) -> str:
-        # Answers of an episode differ, and are the same when it is repeated.
+        # Seeded by place: answers of an episode differ, and a repeated episode gets the same ones.
         draw = seed_of(f"{self.seed}/{len(self._answers)}")
         completion = await self._model.ask(self._asked_as, tokens, draw, grammar)
         text = self._model.text_of(completion.token_ids)

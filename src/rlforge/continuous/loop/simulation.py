@@ -105,7 +105,7 @@ class WallClock:
         return moment
 
     async def wait_until(self, moment: float) -> None:
-        # Setting the clock raises no event that could be awaited.
+        # Polled, because setting the clock raises no event that could be awaited.
         while (left := moment - self.now()) > 0:  # noqa: ASYNC110
             await asyncio.sleep(min(left, _LOOK_EVERY_S))
 
@@ -118,7 +118,7 @@ class WallClockDriver(Driver):
     ) -> None:
         super().__init__(stop)
         self._population, self._clock, self._tick_s = population, clock, tick_s
-        # Within a tick the market is in no state that a run could go on from.
+        # Held during a tick: no run could go on from a state that is saved in the middle of one.
         self._between_ticks = asyncio.Lock()
         self._ticking: asyncio.Task[None] | None = None
 
@@ -130,7 +130,8 @@ class WallClockDriver(Driver):
             self._ticking = asyncio.create_task(self._run_ticks())
         await _first_of(self._recorded_until(moment), self._stop.wait(), self._ticking)
         if self._ticking.done():
-            self._ticking.result()  # it ends only by raising
+            # The task ends only by an error, which ``result`` raises here.
+            self._ticking.result()
         self.check_stop()
 
     async def _recorded_until(self, moment: float) -> None:
@@ -157,7 +158,7 @@ class WallClockDriver(Driver):
             async with self._between_ticks:
                 await self._population.tick()
         while True:
-            # Ticks missed because of a slow model or a suspended machine are skipped.
+            # Counted from now: ticks that a slow model or a suspended machine missed are skipped.
             await self._clock.wait_until(self._next_tick())
             async with self._between_ticks:
                 await self._population.tick()
@@ -235,7 +236,8 @@ def load_simulation_state(path: Path) -> SimulationState:
         state = _Reader(io.BytesIO(path.read_bytes())).load()
     except FileNotFoundError:
         raise RunError(f"{path} is missing: the run cannot be resumed") from None
-    except Exception as error:  # bytes that are no pickle raise errors of any type
+    except Exception as error:
+        # Bytes that are no pickle raise errors of any type.
         raise RunError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
     if not isinstance(state, SimulationState):
         raise RunError(f"{path} holds a {type(state).__name__}, not a simulation's state")

@@ -67,7 +67,8 @@ async def source_of(
     with TrajectoryStore(store_folder(config.store, context.run_dir)) as store:
         made = {"market": _market, "episodes": _episodes, "requests": _requests}
         windows = Windows(store, config.window)
-        if config.continuous.source == "requests":  # rewards with other bounds are left out
+        # Rewards on record may lie outside of bounds that were changed since: they are left out.
+        if config.continuous.source == "requests":
             bounds = config.serve.outcome_low, config.serve.outcome_high
             windows = Windows(store, config.window, bounds)
         run = _Recording(
@@ -123,7 +124,7 @@ class _Recording:
                     uid=known.policy,
                     key=known.decision_id,
                     cluster=f"{known.agent_id}/{known.episode}",
-                    # Rewards of one episode have one level: versions are compared within it.
+                    # The level of rewards differs by episode, so versions are compared within one.
                     stage=str(known.episode),
                 )
 
@@ -181,7 +182,7 @@ async def _market(run: _Recording) -> AsyncIterator[Source]:
         driver = WallClockDriver(population, clock, config.market.tick_minutes * 60, run.stop)
 
     def following(done: str | None) -> str | None:
-        # Simulated time does not pass while no process runs.
+        # Simulated time stands still while no process runs, so no window is skipped.
         if simulated and done is not None:
             return windows.grid.after(done)
         return next_by_clock(windows, driver.now(), done)
@@ -199,8 +200,7 @@ def next_by_clock(windows: Windows, now: float, done: str | None) -> str:
     following = windows.grid.after(done)
     if windows.due_at(following) > now:
         return following
-    # Ids are in order of time.
-    # Empty windows that passed while no process ran are skipped.
+    # Windows that passed empty while no process ran are skipped. Ids are in order of time.
     filled = [one for one in windows.ids() if windows.due_at(one) >= windows.due_at(following)]
     return filled[0] if filled else max(following, windows.grid.id_of(now), key=windows.due_at)
 
@@ -250,7 +250,7 @@ async def _requests(run: _Recording) -> AsyncIterator[Source]:
         on_decision=run.count,
     )
     with contextlib.closing(answers):
-        # A former process may have died between outcome and decision.
+        # A former process may have died with an outcome written and its answer not moved.
         await asyncio.to_thread(answers.finish)
         yield run.source(
             driver, lambda done: next_by_clock(run.windows, driver.now(), done), answers

@@ -116,7 +116,7 @@ def trader_samples(
         ]
         open_samples: dict[int, Sample] = {}
         for turn in range(market.episode_ticks):
-            # As in a continuous run, all of them see the market as it was before the tick.
+            # As in a continuous run, all traders see the market as it was before the tick.
             states = [world.state(f"agent-{place}") for place in range(AGENTS)]
             for place, (state, name, trader) in enumerate(zip(states, names, traders, strict=True)):
                 action = trader.decide(state)
@@ -127,7 +127,7 @@ def trader_samples(
                     answer = written(data.answer, prompter.extraction, json.dumps(action))
                     question = prompter.ask(state)
                     tokens = encoder.answer(answer, after=question.text)
-                    # A tokenizer may not write every text as it is.
+                    # A tokenizer may change a text, from which another action would be read.
                     if prompter.read(question, encoder.text(tokens)).action != action:
                         left_out["not read as their action"] += 1
                         continue

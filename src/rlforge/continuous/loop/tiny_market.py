@@ -62,7 +62,7 @@ def _episode(game: WarmupMarket, discount: float, rng: random.Random) -> list[St
         liquidity=rng.choice(_LIQUIDITY),
         news={name: rng.uniform(_LEAST_RIGHT, _MOST_RIGHT) for name in _ACCOUNTS[: game.accounts]},
         feed_length=60,
-        # Others would show what skilled traders do, which training is to find out.
+        # Skilled traders would give away what training is to find out.
         traders={"noise": game.players // 2},
     )
     world = World(config, seed=rng.randrange(2**32), tip_chance=1.0)

@@ -69,13 +69,14 @@ class ContinuousTrainer:
         self._parts.source.driver.check_stop()
         journal, source = self._parts.journal, self._parts.source
         last = journal.last()
-        if last is not None:  # a resumed market may not have reached its end
+        # A resumed market stands at the start of its last window, whose ticks it repeats.
+        if last is not None:
             await self._until_over(last.window_id)
         window_id = source.next_window(None if last is None else last.window_id)
         if window_id is None:
             return None
         number = 1 if last is None else last.number + 1
-        # Before the entry: what a journal names must exist.
+        # Saved before the entry, else a run could be resumed whose state does not exist.
         await source.driver.save(simulation_state_path(self._context.run_dir, number))
         entry = journal.begin(window_id)
         if last is not None:
@@ -84,8 +85,7 @@ class ContinuousTrainer:
 
     async def _wait_for_window(self, work: Entry) -> tuple[Entry, TrainingWindow]:
         self._say("collecting", work)
-        # Also when resumed: the ticks on record are repeated, from whose end the next window
-        # starts.
+        # A resumed run waits, too: it repeats the ticks on record, where the next window starts.
         await self._until_over(work.window_id)
         window = await asyncio.to_thread(self._parts.source.windows.batch, work.window_id)
         if not work.reached("collected"):
@@ -96,7 +96,7 @@ class ContinuousTrainer:
         source = self._parts.source
         await source.driver.advance_to(source.windows.due_at(window_id))
         allowed = await asyncio.to_thread(source.windows.may_stay_open, window_id)
-        # Else a grace period or a rolling window, of which none is waited for.
+        # None: the grace period is over, or a rolling window takes no open decisions.
         if allowed is not None:
             await source.driver.settle(window_id, allowed)
 
@@ -108,7 +108,7 @@ class ContinuousTrainer:
             if window.ready:
                 self._say("scoring", work)
                 scores = await self._parts.scorer.score(window.decisions)
-                # A resumed process reads them: a judge would not say the same twice.
+                # Kept for a resumed process: a judge would not give the same scores twice.
                 self._parts.scores.write(window, scores)
             work = self._reach(work, "scored")
         return work, self._parts.scores.read(window) if window.ready else None
@@ -158,7 +158,9 @@ class ContinuousTrainer:
             try:
                 trained = await learner.train(work.window_id, gathered.batch)
                 reason = "" if trained else "loss or gradient were not finite"
-            except (CheckpointError, RunError) as error:  # a full disk, a loss that explodes
+            except (CheckpointError, RunError) as error:
+                # A full disk or an exploding loss: the learner is back at its parent version, so
+                # only this window is lost.
                 log.error("window %s: %s", work.window_id, error)
                 reason = str(error)
         uid = None if trained is None else trained.checkpoint.uid
@@ -179,7 +181,7 @@ class ContinuousTrainer:
             deployed = await policy.deploy(trained.checkpoint)
         if policy.service.trial is None and learner.standing != policy.serving():
             log.warning("learning goes on from %s, which serves", policy.serving())
-            # It was refused, or a rollback came.
+            # The new version was refused, or a rollback came: learning follows what serves.
             await learner.restore(policy.serving())
         facts = {"success": deployed.success, "reason": deployed.reason}
         return self._reach(work, "deployed", **facts), deployed
@@ -193,19 +195,19 @@ class ContinuousTrainer:
         deployed: Deployed,
     ) -> None:
         parts, source = self._parts, self._parts.source
-        # Only now: its own outcomes must not improve a window's scores.
+        # The scorer learns last, else a window's own outcomes would improve its scores.
         learned = parts.scorer.learn([window]) if window.ready else {}
         scorer = {**(scores.metrics if scores else {}), **learned}
         row = self._row(work, window, scorer, trained, deployed)
         row |= await self._context.actors.custom_scalars()
         update = None if trained is None else dict(trained.metrics)
-        # All decisions are hashed, and agents are served meanwhile.
+        # Hashing all decisions takes a while, and agents are served meanwhile.
         line = await asyncio.to_thread(_digests, window, scores, trained)
         # Before "done": a run that dies in between drops the line when it is resumed.
         parts.digests.append(work.number, line)
         parts.journal.reach(work, "done", window=row, update=update)
         self._context.actors.tracker.log_window.remote(row, update)
-        # Else the report would show decisions that are deleted.
+        # Where old windows are deleted, the report must not keep decisions of the first one.
         keep_first = self._config.store.keep_windows is None
         keep_samples(self._context.run_dir, window, scores, first=keep_first)
         # A trial or a rollback may need versions that do not serve now.

@@ -62,10 +62,10 @@ class MarketTrials:
         suspect: list[str] = []
         if self._config.deployment.check_conduct:
             suspect = self._concerns(new, old, current.uid)
-            # A hack may creep in, a little with each version.
+            # A hack may creep in, with each version too little to stand out from the last one.
             if not suspect and current.path_or_name != self._first.path_or_name:
                 if self._of_first is None:
-                    # It does not change: it plays once.
+                    # The first version does not change, so it plays only once.
                     self._of_first = await self._conduct(self._first)
                 suspect = self._concerns(new, self._of_first, "the first version")
         return PairedOutcomes(
@@ -85,7 +85,7 @@ class MarketTrials:
 
     async def _conduct(self, policy: PolicyRef) -> tuple[Conduct, ...]:
         agents = self._config.continuous.agents
-        # ``deployment.holdout_games`` counts episodes of single agents.
+        # ``deployment.holdout_games`` counts each agent's episode, and a market has several.
         markets = math.ceil(self._config.deployment.holdout_games / agents)
         played = await self._run(policy, markets, self._config.seed + _HOLDOUT)
         return tuple(one for market in played for one in conduct(market))
@@ -121,7 +121,7 @@ class MarketTrials:
         )
         for _ in range(market.episode_ticks):
             await population.tick()
-        # Those with a known outcome, in the order in which they were settled.
+        # Decisions that the episode did not settle have no reward, and are left out.
         decisions = {decision.id: decision for tick in ticks for decision in tick.decisions}
         return [
             dataclasses.replace(
@@ -140,7 +140,7 @@ def market_probes(
 ) -> tuple[Probe, ...]:
     """Prompts of a moving market that every new version must answer, greedily."""
     greedy = _greedy(config, params)
-    # Prompts of one moment would be alike.
+    # The market moves on between probes, because prompts of one moment would be alike.
     draw = random.Random(config.seed + _PROBES)
     state = SimulationState(config.market, 1, config.seed + _PROBES)
     (agent,) = state.agents

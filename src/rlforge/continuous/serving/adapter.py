@@ -38,7 +38,7 @@ def checkpoint_of(adapter: Checkpoint | Path | str) -> Checkpoint:
     """A checkpoint, directory with weights or run as a checkpoint; DeploymentError for none."""
     if isinstance(adapter, Checkpoint):
         given = adapter.path
-        # Engines may run in another folder.
+        # Engines may run in another folder, where a relative path would be another one.
         return dataclasses.replace(adapter, path=given and str(Path(given).absolute()))
     path, version = find_source(Path(adapter).absolute()), 0
     if (path / MANIFEST).is_file():
@@ -59,7 +59,7 @@ def fingerprint(path: Path) -> dict[str, str]:
     try:
         if (path / MANIFEST).is_file():
             files = read_manifest(path).files
-            # What only ``--resume`` needs stays where it is.
+            # The learner's state is needed only by ``--resume``, so it is not copied.
             return {n: e.sha256 for n, e in files.items() if not n.startswith(f"{STATE}/")}
         if not path.is_dir():
             raise DeploymentError(f"{path}: no such directory")

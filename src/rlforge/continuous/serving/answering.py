@@ -46,7 +46,7 @@ class Limits:
     """Limits of the model, and the sampling parameters of requests that name none."""
 
     model_len: int
-    # Ids of prompts lie below it.
+    # Clients may send token ids as a prompt, which must lie below it.
     vocab_size: int
     defaults: SamplingParams
     timeout_s: float
@@ -67,7 +67,6 @@ class Answering:
         ids: AnswerIds,
         observer: AnswerObserver | None = None,
     ) -> None:
-        # Pieces of text come from the library's own stream.
         if not getattr(tokenizer, "is_fast", False):
             raise ConfigError(
                 f"model.name: {type(tokenizer).__name__} is a tokenizer in Python, and answers are "
@@ -123,7 +122,7 @@ class Answering:
             too_long = len(prompt) >= limits.model_len
             code = "context_length_exceeded" if too_long else "invalid_value"
             raise RequestError(str(error), param=where, code=code) from error
-        # A named version answers whatever the user's is.
+        # A request that names a version gets it, whichever version its user has in a trial.
         pinned = None if request.model == self._model_name else named.policy()
         return Answer(self, request, prompt, params, pinned)
 
@@ -152,7 +151,6 @@ class Answering:
             except ValueError as error:
                 raise RequestError(str(error), param="messages") from error
         assert isinstance(request, CompletionRequest)
-        # A text gets the tokens that the tokenizer adds; ids are taken as they are.
         prompt = request.prompt
         return text_ids(self.tokenizer, prompt) if isinstance(prompt, str) else tuple(prompt)
 
@@ -202,7 +200,7 @@ class Answer:
         Raises as ``complete`` does before the first chunk; a later failure is the last chunk.
         """
         first = True
-        # Where tools may be called, it is sent at once: only its end tells text from calls.
+        # An answer that may call tools is sent at once: only its end tells text from calls.
         streamed = not self._request.offered() and not self._params.model_logprobs
         async with contextlib.aclosing(self._pieces(stream=streamed)) as pieces:
             try:
@@ -210,7 +208,7 @@ class Answer:
                     yield self._chunk(self._delta(first, content=piece))
                     first = False
             except (EngineError, TimeoutError) as error:
-                # The status of the response is not sent yet.
+                # No status is sent before the first chunk, so the error can still have its own.
                 if first:
                     raise
                 log.warning("a stream of %s ended early: %s", self.policy.uid, error or "time")
@@ -227,11 +225,11 @@ class Answer:
         """Generate the answer; if ``stream``, the pieces of its text as they are drawn."""
         text = TextStream(self._by.tokenizer, self._request.stops())
         scored = self._params.model_logprobs
-        # With log-probabilities it is generated whole, also behind a stop string.
+        # Log-probabilities come only with the whole answer, also behind a stop string.
         as_drawn = not scored and (stream or bool(self._request.stops()))
         drawn: asyncio.Queue[Sequence[int] | TimeoutError | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        # One for the whole answer: a time-out around each token takes a tenth of a stream's time.
+        # One timer for the whole answer: one around each token takes a tenth of a stream's time.
         late = loop.call_at(self._deadline, drawn.put_nowait, TimeoutError())
         task = loop.create_task(
             self._by.service.generate(
@@ -259,10 +257,9 @@ class Answer:
                 task.cancel()
                 await asyncio.wait([task])
         self.text = text.text
-        # Before the client has the end of the answer, and may report its outcome.
+        # The observer comes before the client has the answer's end, and may report its outcome.
         await self._observe()
         self.ended = True
-        # After the observer, which the client may ask about it.
         if last and stream:
             yield last
 
@@ -275,7 +272,7 @@ class Answer:
         last = text.finish(ids)
         if not text.stopped:
             self.finish_reason = completion.finish_reason
-        # Else a stop string cut it, and the text is not what the model decided.
+        # A shorter answer was cut by a stop string: its text is not what the model decided.
         if self.tokens == len(ids):
             self._completion = completion
         return last
@@ -338,9 +335,9 @@ class Answer:
         for call in calls:
             called = call["function"]
             called["arguments"] = json.dumps(called["arguments"], ensure_ascii=False)
-        # A call that max_tokens cuts is no text.
+        # The beginning of a call that max_tokens cuts is no text for the client.
         content = "" if request.must_call else without_calls(text, cut=cut)
-        # Without a call its white space stays.
+        # An answer without calls keeps its white space, which ``without_calls`` strips.
         if not calls and content == text.strip():
             content = text
         if calls and (not cut or ends_in_call(text)):

@@ -64,7 +64,7 @@ class Api:
     ) -> None:
         self._service, self._engine, self._answering = service, engine, answering
         self._config, self._tokens, self._metrics, self._ready = config, tokens, metrics, ready
-        # Beyond loopback every request needs a token.
+        # Beyond loopback others can reach the service, so every request needs a token.
         self._loopback = is_loopback(config.host)
         self._under_way = 0
 
@@ -159,7 +159,7 @@ class Api:
         return JSONResponse({"status": "ok"})
 
     async def readiness(self) -> Response:
-        # Load balancers send no requests meanwhile.
+        # Load balancers send no requests to a service that answers 503 here.
         if self._ready():
             return JSONResponse({"status": "ready", "version": self._service.current.uid})
         return JSONResponse({"status": "the engine does not answer"}, status_code=503)
@@ -171,7 +171,7 @@ class Api:
         )
 
     async def deploy(self, asked: DeployRequest) -> Response:
-        # Before the deployment, so that a wrong path is not in the history.
+        # Looked up before the deployment, so that a wrong path does not enter the history.
         source = await asyncio.to_thread(find_source, Path(asked.adapter), asked.checkpoint)
         deployment = await self._service.deploy(source)
         return JSONResponse(deployment.to_json(), status_code=200 if deployment.succeeded else 409)
@@ -221,7 +221,7 @@ class Api:
             async with contextlib.aclosing(answer.chunks()) as chunks:
                 async for chunk in chunks:
                     yield f"data: {_TO_JSON(chunk)}\n\n"
-        # OpenAI's clients wait for it.
+        # OpenAI's clients read a stream until this line comes.
         yield "data: [DONE]\n\n"
 
     @contextlib.contextmanager
@@ -233,7 +233,7 @@ class Api:
         finally:
             self._under_way -= 1
             self._metrics.under_way.dec()
-            # Requests that were given up are no answers.
+            # A request that was given up has no whole answer to count.
             if answer.ended:
                 trial = self._service.trial
                 on_trial = trial is not None and trial.deployment.uid == answer.policy.uid
@@ -242,7 +242,7 @@ class Api:
 
 
 def make_app(api: Api, count: Callable[[str, int, float], None]) -> ASGIApp:
-    # Its pages would load scripts from the network.
+    # FastAPI's pages of documentation would load scripts from the network.
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     for method, path, endpoint, who in (
         ("POST", "/v1/chat/completions", api.chat, api.client),
@@ -296,7 +296,8 @@ class Door:
                 said = f"the body is larger than {MAX_BODY_BYTES} bytes"
                 raise _unread(said, "request_too_large", 413)
             if not message.get("more_body", False):
-                deadline = None  # what follows is the end of the connection
+                # Only the end of the connection follows, for which there is no time limit.
+                deadline = None
             return message
 
         async def noting(message: Message) -> None:
@@ -318,14 +319,14 @@ class Door:
 @lru_cache(maxsize=64)
 def _names_this_machine(host: str) -> bool:
     try:
-        # An invalid header names no machine.
         return is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:
+        # ``urlsplit`` raises it for an invalid header, which names no machine.
         return False
 
 
 def _unread(message: str, code: str, status: int) -> RequestError:
-    # The rest of the body is not read.
+    # The rest of the body is not read, so the connection cannot be used again.
     return RequestError(message, code=code, status=status, headers={"connection": "close"})
 
 
@@ -347,7 +348,7 @@ async def _unless_disconnected(request: Request, work: Awaitable[None]) -> None:
     try:
         await asyncio.wait((answer, watch), return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
-            # As nginx calls it; nobody reads the answer.
+            # Nobody reads the answer; logs and metrics show nginx's status for this case.
             raise HTTPException(499, "the client went away")
         answer.result()
     finally:

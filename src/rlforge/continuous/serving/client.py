@@ -65,7 +65,7 @@ class AdminClient:
         self._token = read_admin_token(state_dir)
 
     def deploy(self, adapter: Path, checkpoint: str) -> dict[str, Any]:
-        # The service may run in another folder.
+        # A relative path would be another one for a service that runs in another folder.
         body = {"adapter": str(adapter.absolute()), "checkpoint": checkpoint}
         return self._call("POST", "/admin/deploy", body, "uid")
 
@@ -78,7 +78,7 @@ class AdminClient:
     def _call(
         self, method: str, path: str, body: dict[str, str] | None, key: str
     ) -> dict[str, Any]:
-        # A proxy would be asked for an address that only this machine has.
+        # A proxy would look for a loopback address on its own machine.
         trusted = not on_loopback(self._url)
         if trusted:
             check_proxies()
@@ -88,7 +88,7 @@ class AdminClient:
                 f"{self._url}{path}",
                 json=body,
                 headers={"authorization": f"Bearer {self._token}"},
-                # A deployment takes minutes.
+                # A deployment takes minutes, so the answer has no time limit.
                 timeout=httpx.Timeout(None, connect=_CONNECT_S),
                 trust_env=trusted,
             )
@@ -99,7 +99,7 @@ class AdminClient:
                 f"{error or type(error).__name__}"
             ) from error
         if isinstance(content, dict):
-            # An answer that is no error has it.
+            # Every answer of a service has this key, unless it is an error.
             if key in content:
                 return content
             if isinstance(said := content.get("error"), dict) and "message" in said:
@@ -116,7 +116,7 @@ def stage(folder: Path, source: Path, strategy: str) -> Deployment:
     """Record an adapter for the next service on ``folder`` to deploy; RunError where one runs."""
     checkpoint = checkpoint_of(source)
     with owned(folder) as journal:
-        # The first deployment of a folder is the base model.
+        # The first deployment must be the base model, which only a service records.
         if not journal.history():
             raise DeploymentError(f"{folder}: no service was ever started here")
         return journal.begin(

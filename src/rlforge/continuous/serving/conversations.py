@@ -31,7 +31,7 @@ def conversation_tokens(
 ) -> tuple[int, ...]:
     """The prompt of a conversation; ValueError where the chat template refuses it."""
     with _refusals_explained():
-        # Control tokens in messages, calls, tools and arguments are text.
+        # Control tokens in messages, calls, tools and arguments are text: nobody can forge turns.
         return encoder_of(tokenizer).chat(messages, tools or (), arguments)
 
 
@@ -64,7 +64,7 @@ def calls_grammar(
     rules = [f"called: {' | '.join(f'call_{n}' for n in range(len(functions)))}"]
     for number, function in enumerate(functions):
         begin = json.dumps(f'\n{{"name": {json.dumps(function["name"])}, "arguments": ')
-        # A call that must come is held to its schema: no other answer is possible.
+        # A required call is held to its schema, because the model has no other answer.
         held = function.get("strict") or required
         schema = function.get("parameters") if held else None
         arguments = json_term(schema or {"type": "object"})
@@ -80,7 +80,7 @@ def calls_grammar(
 
 def tool_calls(text: str, prefix: str = "call") -> tuple[dict[str, Any], ...]:
     """The calls in an answer, in OpenAI's form with their arguments as an object."""
-    # What is no JSON object with a name is text.
+    # Tags around anything but a JSON object with a name are text, not a call.
     calls = [call for written in _CALL.findall(text) if (call := _call(written)) is not None]
     return tuple(
         {"id": f"{prefix}_{number}", "type": "function", "function": call}
@@ -95,7 +95,7 @@ def without_calls(text: str, *, cut: bool = False) -> str:
         begun = said.rfind(_BEGIN)
         if begun >= 0 and _END not in said[begun:]:
             said = said[:begun]
-        # The answer may end within the opening tag.
+        # The answer may end within the opening tag, whose beginning is no text either.
         for length in range(len(_BEGIN) - 1, len("<to") - 1, -1):
             said = said.removesuffix(_BEGIN[:length])
     return said.strip()
@@ -107,9 +107,9 @@ def ends_in_call(text: str) -> bool:
 
 def _call(written: str) -> dict[str, Any] | None:
     try:
-        # Unlike json.loads it refuses deep nesting with a ValueError.
+        # For deep nesting json.loads would raise a RecursionError, not a ValueError.
         call = from_json(written, allow_inf_nan=False)
-    except ValueError:  # no JSON, or nested too deeply
+    except ValueError:
         return None
     if not isinstance(call.get("name"), str):
         return None

@@ -49,7 +49,7 @@ class Deployer:
         on_phase: Callable[[Deployment], None] | None,
         rewards: tuple[float, float],
     ) -> None:
-        # Engines may run in another folder.
+        # Engines may run in another folder, where a relative path would be another one.
         self.folder, self._engine, self._journal = folder.absolute(), engine, journal
         self._config, self._model, self._probes = config, model, probes
         self._on_phase, self.rewards = on_phase, rewards
@@ -102,10 +102,10 @@ class Deployer:
         """Serve the newest former version that loads, unless ``leaving`` is not served."""
         async with self._changing:
             before = self.live
-            # Another task left it while this one waited.
+            # Another task may have left this version while this one waited for the lock.
             if before.current.uid != leaving.uid:
                 return before.current
-            # Newest first; the base model is the last one.
+            # The journal lists the version to leave first, then newer before older ones.
             for former in self._journal.live()[1:]:
                 if former.path is None and not to_base:
                     raise DeploymentError(self._only_base())
@@ -131,7 +131,8 @@ class Deployer:
     async def conclude(self, trial: Trial, ending: str, why: str) -> None:
         """End a trial: its version is served to all users (``promote``), or to none."""
         async with self._changing:
-            if self.live.trial is not trial:  # another task ended it while this one waited
+            # Another task may have ended the trial while this one waited for the lock.
+            if self.live.trial is not trial:
                 return
             tried = trial.deployment
             log.warning("the trial of %s ends: %s, %s", tried.uid, ending, why)
@@ -154,7 +155,7 @@ class Deployer:
 
     async def resume(self) -> None:
         """Serve the version that was served last, or the base model at the first start."""
-        # An earlier process died in a deployment.
+        # An earlier process may have died in the middle of a deployment.
         for left in self._journal.interrupt():
             log.warning("%s is not served: %s", left.uid, left.reason)
         stack = self._journal.live()
@@ -248,7 +249,8 @@ class Deployer:
             await self._engine.load(new.policy())
         on_trial = new.strategy == "ab_test"
         trial = Trial(new, self._config.ab) if on_trial else None
-        # From here on requests get it; the journal serves the version before until it is verified.
+        # Requests get the new version from here on; until it is verified, a restart serves the
+        # one before.
         self.live = Live(current=live.current if on_trial else new, trial=trial)
 
         await self._advance(number, "verifying")
@@ -278,7 +280,7 @@ class Deployer:
         try:
             async with asyncio.timeout(self._config.timeout_s):
                 if deployment.path is not None:
-                    # It compares the digests of all files.
+                    # ``read_manifest`` raises for damaged files: it compares all digests.
                     await asyncio.to_thread(read_manifest, Path(deployment.path))
                 await self._engine.load(deployment.policy())
         except FAILURES as error:
@@ -296,7 +298,7 @@ class Deployer:
         log.error("deployment of %s failed: %s", deployment.source, reason)
         try:
             swapped = (await asyncio.to_thread(self._journal.deployment, deployment.number)).phase
-            # Users may have had answers of it.
+            # While it was verified it already answered users, so its end is a rollback.
             phase: Phase = "rolled_back" if swapped == "verifying" else "failed"
             failed = await self._advance(deployment.number, phase, reason=reason)
         # The disk may be full: then only the result holds the reason.
@@ -312,11 +314,11 @@ class Deployer:
             await asyncio.to_thread(self._journal.forget_former, self._config.keep)
             served = (*self._journal.live(), *self.live.served())
             paths = {*(d.path for d in served), *+self.in_use}
-            # What requests under way may read again stays, too.
+            # ``in_use``: the engine may read a version's files again for requests under way.
             kept = {Path(path).name for path in paths if path}
             await asyncio.to_thread(prune, self.folder / VERSIONS, 0, kept)
-            # Serving does not depend on it: a failure is only logged.
             await asyncio.to_thread(self._journal.back_up)
+        # Serving does not depend on tidiness, so a failure is only logged.
         except FAILURES as error:
             log.warning("could not tidy up: %s", self._sentence(error))
 

@@ -53,12 +53,12 @@ async def explain(request: Request, error: Exception) -> Response:
             status = 400
             param, message, code = _invalid(error)
             if isinstance(error.body, bytes):
-                # Browsers send no JSON across sites unasked, and FastAPI reads nothing else.
+                # FastAPI reads only JSON, which browsers do not send across sites unasked.
                 status, message = 415, "the body must be application/json"
         case RequestError():
             status, message = error.status_code, error.detail
             param, code = error.param, error.code
-        # The request is fine, and the state of the service is against it.
+        # The request is valid, but the service's state does not allow it.
         case DeploymentError():
             status, code = 409, "deployment"
         case EngineError():
@@ -84,7 +84,8 @@ async def explain(request: Request, error: Exception) -> Response:
 def _invalid(error: RequestValidationError) -> tuple[str | None, str, str | None]:
     """The parameter that is wrong, or None for the body; why, in our words; a code."""
     first, *others = error.errors()
-    if first["type"] == "json_invalid":  # its place is a position in the body
+    # The place of a JSON error is a position in the body, and no parameter.
+    if first["type"] == "json_invalid":
         said = f"the body is no JSON: {first['ctx']['error']} at character {first['loc'][1]}"
         return None, said, None
     place = _place(first, error.body)
@@ -102,7 +103,7 @@ def _place(problem: Mapping[str, Any], body: Any) -> str:
     parts, at = [], body
     for part in problem["loc"][1:]:
         try:
-            # Names of types are no keys of the body.
+            # pydantic's places also name types, which are no keys of the body.
             at = at[part]
         except (LookupError, TypeError):
             if problem["type"] != "missing" or part != problem["loc"][-1]:
@@ -120,6 +121,7 @@ def _reason(problem: Mapping[str, Any]) -> str:
         case "value_error":
             return str(problem["ctx"]["error"])
         case "model_type" | "dict_type" | "model_attributes_type":
-            return "must be an object"  # pydantic names its classes
-    # pydantic begins with the type of the value.
+            # pydantic's message would name its class, which clients do not know.
+            return "must be an object"
+    # pydantic writes "Input should be …", and here the parameter's name stands in front.
     return re.sub(r"^\w+ should ", "must ", problem["msg"])

@@ -43,7 +43,7 @@ class GameHoldout:
             for new, old in zip(theirs, ours, strict=True)
             if new.error is None and old.error is None
         ]
-        # Games that fail for one version may be those that it would lose.
+        # Games that fail for one version may be those that it would lose, so few may be left out.
         if len(pairs) < 0.9 * len(theirs):
             causes = [record.error for record in (*theirs, *ours) if record.error is not None]
             raise DeploymentError(
@@ -62,7 +62,7 @@ class GameHoldout:
             policy,
             settings.holdout_games,
             step=0,
-            # Seats, seeds and draws are the same for both versions.
+            # One seed for both versions, so that their games can be paired.
             seed=self._config.seed + _SEED_OFFSET,
         )
 
@@ -112,7 +112,7 @@ def _position(env: EnvSpec, draw: random.Random) -> View:
     for _ in range(draw.randrange(6)):
         if not view.legal_actions:
             break
-        # Openings alone would not show how it plays.
+        # Openings alone would not show how a version plays.
         game.step(draw.choice(view.legal_actions))
         if game.done:
             break

@@ -61,12 +61,12 @@ class Journal:
         self, source: str, *, strategy: str, updates: int = 0, phase: Phase = "verifying"
     ) -> Deployment:
         now, root = time.time(), self._folder.absolute().parent
-        # Places in the run are relative to it: it can be moved.
+        # Paths in the run are stored relative to it, so that the run can be moved.
         if Path(source).is_relative_to(root):
             source = Path(source).relative_to(root).as_posix()
         with self._transaction() as database:
             row = database.execute(
-                # Numbers name folders: none is given twice.
+                # Numbers name folders, so none is given twice.
                 "INSERT INTO deployments SELECT COALESCE(MAX(number) + 1, 0), ?, ?, ?, NULL, ?, ?, "
                 "?, '[]', '' FROM deployments RETURNING *",
                 (phase, strategy, source, updates, now, now),
@@ -125,7 +125,7 @@ class Journal:
         marks = ",".join("?" * len(kept))
         with self._transaction() as database:
             database.execute(
-                # The base model needs no files.
+                # The base model stays, as it needs no files.
                 f"DELETE FROM live WHERE number != 0 AND number NOT IN ({marks})",
                 kept,
             )
@@ -169,7 +169,7 @@ class Journal:
         with self._transaction() as database:
             added = database.execute(
                 "INSERT INTO outcomes (trial, arm, reward, key, at, cluster, stage) "
-                # A client may report an outcome again.
+                # A client may report an outcome again, which must count once.
                 "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING",
                 values,
             )
@@ -188,7 +188,7 @@ class Journal:
         try:
             with atomic_path(self._file.with_name(BACKUP), durable=True) as work, self._lock:
                 self.database.execute("VACUUM INTO ?", (str(work),))
-        # The older copy stays, and serving goes on.
+        # The older copy stays, so serving can go on.
         except (OSError, sqlite3.Error) as error:
             log.warning("no copy of %s was made: %s", self._file, error)
 
@@ -221,7 +221,7 @@ def owned(folder: Path) -> Iterator[Journal]:
 
 def read_history(folder: Path) -> list[Deployment]:
     """The deployments of a service, running or not; DeploymentError where unreadable."""
-    # To connect would make the file.
+    # Connecting would create the file.
     if not (folder / FILE).is_file():
         return []
     try:
@@ -240,7 +240,8 @@ def _open(folder: Path) -> sqlite3.Connection:
         if backup.is_file() and not (file.is_file() and file.stat().st_size):
             raise sqlite3.DatabaseError("it is empty")
         return _checked(file)
-    except sqlite3.OperationalError as error:  # locked, no permission, a full disk
+    except sqlite3.OperationalError as error:
+        # A lock, missing permission or a full disk: the file is whole, and no copy is used.
         raise DeploymentError(f"{file} cannot be opened: {error}") from error
     except sqlite3.DatabaseError as error:
         if not backup.is_file():
@@ -248,7 +249,7 @@ def _open(folder: Path) -> sqlite3.Connection:
                 f"{file} is damaged ({error}), and there is no copy of it; move it away to start "
                 "without a history"
             ) from error
-        # It is kept, as it may still be read by hand.
+        # The damaged file is kept, as it may still be read by hand.
         aside = file.with_name(f"{FILE}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
         log.error(
             "%s is damaged: %s; it is renamed to %s, and its copy is used", file, error, aside.name
@@ -275,7 +276,7 @@ def _checked(file: Path) -> sqlite3.Connection:
 
 
 def _connect(file: Path) -> sqlite3.Connection:
-    # Threads of the event loop's pool write; a lock keeps them apart.
+    # Several threads of the event loop's pool write; ``Journal`` keeps them apart by a lock.
     database = sqlite3.connect(file, isolation_level=None, check_same_thread=False, timeout=10)
     try:
         database.row_factory = sqlite3.Row

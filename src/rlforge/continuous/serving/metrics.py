@@ -24,7 +24,7 @@ _ENGINE = (
 
 class Metrics:
     def __init__(self) -> None:
-        # The library's own registry is shared by all services of a process.
+        # The library's own registry would mix the numbers of all services of a process.
         self._registry = CollectorRegistry()
         counter, gauge, histogram = (
             functools.partial(kind, registry=self._registry) for kind in (Counter, Gauge, Histogram)

@@ -52,7 +52,7 @@ class Called(_Strict):
     @field_validator("arguments")
     @classmethod
     def _check(cls, arguments: str) -> str:
-        # Unlike json.loads this refuses deep nesting with a ValueError.
+        # For deep nesting json.loads would raise a RecursionError, not a ValueError.
         if not isinstance(from_json(arguments, allow_inf_nan=False), dict):
             raise ValueError("must be the JSON text of an object")
         return arguments
@@ -81,7 +81,7 @@ class Message(_Strict):
     def _drop_unused(cls, given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
-        # Clients send answers back as they got them.
+        # Clients send answers back as they got them, with such fields empty.
         return {key: each for key, each in given.items() if each or key not in cls.unused}
 
     @model_validator(mode="after")
@@ -97,14 +97,14 @@ class Message(_Strict):
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
         said: dict[str, Any] = {
-            # Templates know OpenAI's older name.
+            # Chat templates know only OpenAI's older name of this role.
             "role": "system" if self.role == "developer" else self.role,
             "content": text,
         }
         if self.tool_calls:
             said["tool_calls"] = [call.model_dump() for call in self.tool_calls]
             for call in said["tool_calls"]:
-                # Templates write them as the model does.
+                # Templates need the object: they write it as the model does, not as escaped text.
                 call["function"]["arguments"] = from_json(call["function"]["arguments"])
         if self.role == "tool":
             given = {"name": self.name, "tool_call_id": self.tool_call_id}
@@ -224,7 +224,7 @@ class Sampling(_Strict, ABC):
 
 
 def _same(given: Any, neutral: Any) -> bool:
-    # ``True`` equals 1, and is none.
+    # In Python ``True`` equals 1, but "n": true is a mistake.
     numbers = all(type(each) in (int, float) for each in (given, neutral))
     return bool(given == neutral) and (numbers or type(given) is type(neutral))
 
@@ -293,7 +293,7 @@ class ChatRequest(Sampling):
 
     @property
     def parallel(self) -> bool:
-        # Otherwise the first call counts.
+        # null stands for OpenAI's default, which is true.
         return self.parallel_tool_calls is not False
 
     @property

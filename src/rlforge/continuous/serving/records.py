@@ -87,7 +87,7 @@ class Deployment:
     def to_json(self) -> dict[str, Any]:
         """For HTTP and files: without the path, ``updates`` as ``version``."""
         values = dataclasses.asdict(self)
-        # Clients cannot read it, and its folder may move.
+        # Clients cannot read the path, and its folder may move.
         del values["path"]
         return {"uid": self.uid, "version": values.pop("updates"), **values}
 
@@ -103,7 +103,7 @@ class Probe:
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     extraction: str
-    # Some extractions choose among them.
+    # Some extractions choose among these.
     legal_actions: tuple[str, ...] | None = None
 
     def well_formed(self, text: str) -> bool:

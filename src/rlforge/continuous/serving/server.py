@@ -71,13 +71,14 @@ def serve(setup: ServiceSetup, say: Say, checks: MakeChecks | None = None) -> No
     cards = math.ceil(config.engine.num_engines * plan.hardware.engine_gpus)
     state_dir = setup.state_dir.absolute()
     with claim_gpus(plan.hardware, cards) as claimed:
-        # Other runs may hold some of the cards.
+        # Other runs may hold some cards, so the plan is made anew for those claimed.
         plan = make_plan(setup.config, detect(), claimed=claimed)
         state_dir.mkdir(parents=True, exist_ok=True)
-        with RunLock(state_dir):  # released at once: the service itself acquires it
+        # The lock is released after these files, because the service acquires it itself.
+        with RunLock(state_dir):
             tokens = make_tokens(state_dir)
             (state_dir / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
-        # Before the engine, which takes minutes: the address may be taken.
+        # The address may be taken, which the user learns before the engine takes minutes.
         with contextlib.closing(listen(config.serve.host, config.serve.port)) as listener:
             # Imported late: Ray takes seconds, and the errors above should not wait for it.
             from rlforge.run.actors.session import ray_started
@@ -109,7 +110,8 @@ async def _serve(
         actors = await ray_processes.during(starting)
         for line in await actors.about_engines():
             say(line)
-    except Exception as error:  # Ray wraps what a constructor raised
+    except Exception as error:
+        # Ray wraps what a constructor raised, so the error may be of any type.
         raise RunError(f"the engine could not be started: {reason(error)}") from error
     engine = RemoteEngine(
         actors.engines,
@@ -248,7 +250,7 @@ def listen(host: str, port: int) -> socket.socket:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind)
         try:
-            # A service that was just stopped may start again at its address.
+            # Else a service that was just stopped could not start again at its address.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
             listener.listen()
@@ -281,7 +283,7 @@ async def answer_requests(
             log_config=None,
             access_log=False,
             server_header=False,
-            # Clients could write their address themselves, and vote more than once.
+            # Else clients could invent their addresses, and vote more than once.
             proxy_headers=False,
             lifespan="off",
             timeout_graceful_shutdown=max(1, round(drain_s)),
@@ -292,7 +294,7 @@ async def answer_requests(
     try:
         await asyncio.wait((*watching, answering), return_when=asyncio.FIRST_COMPLETED)
         signalled = answering.done()
-        # Requests under way are finished first.
+        # uvicorn finishes requests under way before it ends.
         server.should_exit = True
         await answering
     finally:

@@ -50,7 +50,7 @@ def compose_service(arguments: Sequence[str], config_dir: Path | None = None) ->
     continuous = None
     if source is not None and kind_of_run(source) is ContinuousConfig:
         run, service = read_run(source, ContinuousConfig), composed.config
-        # What a service has, too, is as the service has it.
+        # Groups of both are the service's, which include the changes of the command line.
         names = {field.name for field in dataclasses.fields(run)}
         shared = names & {field.name for field in dataclasses.fields(service)}
         continuous = dataclasses.replace(run, **{name: getattr(service, name) for name in shared})
@@ -87,7 +87,7 @@ def _of_run(
                 f"{change} (command line): the run in {run} has its own {_head(change)}; change "
                 f"single values of it, as in {_head(change)}.KEY=VALUE"
             )
-    # The model as it was trained, behind a service as it is asked for.
+    # The run's file says what was trained, the command line how it is served.
     config = from_yaml(run / "config.yaml", ServingConfig)
     config = dataclasses.replace(config, deployment=service.deployment, serve=service.serve)
     if any(_head(o) == "hardware" for o in overrides):

@@ -33,7 +33,7 @@ class TextStream:
         """The next piece, which may be empty."""
         self._text += self._stream.step(self._tokenizer.backend_tokenizer, list(ids)) or ""
         unsent = self._text[self._sent :]
-        # Of the characters at the end that may begin a stop string.
+        # Characters at the end that may begin a stop string are held back.
         lengths = (
             length
             for stop in self._stops
@@ -60,7 +60,7 @@ class TextStream:
     def _release(self, held_back: int) -> str:
         if self.stopped:
             return ""
-        # The first one in the text counts, not the first one in the list.
+        # The stop string that comes first in the text counts, not the first of the list.
         found = [at for stop in self._stops if (at := self._text.find(stop, self._sent)) >= 0]
         if found:
             self.stopped = True
@@ -82,10 +82,10 @@ def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
         for token in ids
     ]
     whole = core.decode(list(ids), skip_special_tokens=True)
-    # The library shows its steps as JSON only.
+    # The library shows a decoder's steps only as JSON.
     decoder = b"" if core.decoder is None else core.decoder.__getstate__()
     steps = set(re.findall(rb'"type": *"(\w+)"', decoder))
-    # Tokens are written in characters that stand for bytes.
+    # Such tokens are written in characters that each stand for a byte.
     if b"ByteLevel" in steps:
         from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -107,7 +107,7 @@ def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
         if pieces:
             pieces[-1] += whole[len("".join(pieces)) :]
         found = [piece.encode() for piece in pieces]
-    # Decoders drop the space in front of the first word.
+    # Decoders drop the space in front of the first word, so its token must not count it.
     dropped = _spaces(b"".join(found).decode(errors="replace")) - _spaces(whole)
     if dropped > 0:
         first = next(number for number, each in enumerate(found) if each)

@@ -32,7 +32,7 @@ class Tokens:
     def allow(self, given: str, *, admin: bool) -> bool:
         """Whether a header's token allows a request, or, with ``admin``, an admin call."""
         known = (self.admin,) if admin else (self.admin, self.client)
-        # Headers are read as latin-1, whatever a token of the environment is written in.
+        # Headers are decoded as latin-1, so only bytes tell whether a UTF-8 token is the same.
         return any(hmac.compare_digest(given.encode("latin-1"), one.encode()) for one in known)
 
 
@@ -53,7 +53,7 @@ def _made(file: Path, variable: str) -> str:
     if given := os.environ.get(variable, "").strip():
         return given
     try:
-        # Readable by nobody else from its first moment.
+        # Made with this mode, so that there is no moment in which others can read it.
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return _read(file, variable)
@@ -72,7 +72,7 @@ def _read(file: Path, variable: str) -> str:
         raise ConfigError(
             f"no token: {file}: {error.strerror}; set {variable}, or start rlforge serve"
         ) from error
-    # Others on the machine could use it.
+    # Others on the machine could use the token.
     if mode & 0o077:
         raise ConfigError(f"{file} can be read by others (mode {mode:o}): chmod 600 {file}")
     if not token:
@@ -99,7 +99,8 @@ class AnswerIds:
         self._key = hashlib.sha256(f"answer ids\0{secret}".encode()).digest()
 
     def new(self, kind: str, uid: str, user: str | None = None, *, trial: int | None = None) -> str:
-        # An unknown user is another one each time.
+        # Random where none is given: else the outcomes of all unnamed users would count as
+        # those of one user.
         known = secrets.token_hex(8) if user is None else self.stand_in(f"user {user}")
         chosen_by = "" if trial is None else trial
         begun = f"{kind}-{uid}-{chosen_by}-{known}{secrets.token_hex(8)}"
@@ -129,5 +130,5 @@ def network(host: str) -> str:
     mapped = address.ipv4_mapped
     if mapped is not None:
         return str(mapped)
-    # One machine may have all addresses of it.
+    # One machine may have all addresses of a /64, and could vote with each.
     return str(ipaddress.ip_network((int(address), 64), strict=False))

@@ -69,10 +69,10 @@ def compare(outcomes: PairedOutcomes, *, margin: float, alpha: float, test: str)
     if not np.isfinite(difference).all():
         raise ValueError("held-out outcomes must be finite")
     shifted = difference + margin
-    # The null hypothesis is that it is worse: too few items never let it pass.
+    # The null hypothesis is that the new version is worse, so without items it fails.
     if len(difference) == 0:
         p_value = 1.0
-    # The tests divide by the spread.
+    # The tests divide by the spread, which is 0 here.
     elif np.ptp(difference) < 1e-12:
         p_value = 0.0 if shifted[0] >= 0 else 1.0
     elif test == "t":
@@ -164,11 +164,11 @@ class MixtureSprt:
         weight, weighted = 0.0, 0.0
         influences: dict[str, float] = {}
         for cells in self._stages.values():
-            # One cluster has no variance.
+            # A side with one cluster has no variance.
             if min(map(len, cells.values())) < 2:
                 continue
             new, current = cells["new"], cells["current"]
-            # So neither a level that drifts nor a share that grows moves the difference.
+            # So weighted, neither a level that drifts nor a share that grows moves the difference.
             share = len(new) * len(current) / (len(new) + len(current))
             weight += share
             for sign, side in ((1, new), (-1, current)):
@@ -184,12 +184,12 @@ class MixtureSprt:
         self.difference = weighted / weight
         fourth = math.fsum(moved**4 for moved in influences.values())
         effective = squares**2 / fourth if fourth else math.inf
-        # The variance of a few clusters is too uncertain.
+        # The variance of a few clusters is too uncertain for a verdict.
         if effective < _FEWEST_CLUSTERS:
             return
         inflated = squares * (effective / (effective - 2) if fourth else 1.0)
         variance = inflated / weight**2
-        # The running maximum of the ratio: it is valid at every look.
+        # The least p-value so far, from the ratio's running maximum, is valid at every look.
         self.p_value = min(self.p_value, mixture_p_value(self.difference, variance, self._effect))
         if self.verdict is None and self.p_value <= self._alpha:
             self.verdict = "new_is_better" if self.difference > 0 else "new_is_worse"
@@ -214,7 +214,7 @@ MIN_OUTCOMES = 50
 def place(user: str, salt: str) -> float:
     """The place of ``user`` in [0, 1): uniform over users, fixed for each ``salt``."""
     digest = hashlib.blake2b(f"{salt}/{user}".encode(), digest_size=8).digest()
-    # The 53 bits of a float's fraction.
+    # A float keeps 53 bits: with all 64, the largest would be rounded to 1.
     return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
 
 
@@ -237,7 +237,7 @@ class Trial:
 
     def arm(self, user: str | None) -> Arm:
         """The version of ``user``; None: a request without a user."""
-        # A request without a user gets a random place.
+        # Random without a user, else all such requests would get the same version.
         name = secrets.token_hex(8) if user is None else user
         return "new" if place(name, self.deployment.uid) < self.share else "current"
 
@@ -249,7 +249,7 @@ class Trial:
             stage = str(self.test.outcomes // MIN_OUTCOMES)
         self.test.add(arm, reward, cluster=cluster, stage=stage)
         if self.test.outcomes >= self._config.max_outcomes:
-            # The last stage is not over, and nothing follows.
+            # No outcome follows that would end the last stage, so the test looks now.
             self.test.look()
 
     @property
