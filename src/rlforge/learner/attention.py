@@ -45,7 +45,7 @@ def causal_attention(
     ``packing`` are the segments, with B = 1; None: padded rows. The signature is transformers'.
     Raises ValueError for arguments that are not supported.
     """
-    # A mask that the model makes by itself would be ignored.
+    # A mask that the model makes is refused: this attention would ignore it.
     others["attention_mask"] = attention_mask
     if unknown := [name for name in _UNKNOWN if others.get(name) is not None]:
         raise ValueError(f"{type(module).__name__} needs unsupported {', '.join(unknown)}")
@@ -64,7 +64,7 @@ def causal_attention(
     return _packed(query, key, value, packing, scaling, gqa), None
 
 
-# Every pass has other lengths and would compile again.
+# Segments have other lengths in each pass, for each of which a compiled layer would compile again.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _packed(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, scale: float | None, gqa: bool
@@ -86,7 +86,7 @@ def varlen_attention(
     """Attention [S, H, D] of query [S, H, D] to key and value [S, G, D], by torch's kernel."""
     from torch.nn.attention.varlen import varlen_attn
 
-    # The kernel groups heads by itself; newer versions of torch require the argument.
+    # Older versions of torch group heads without this argument; newer ones require it.
     grouped: dict[str, Any] = {"enable_gqa": gqa} if _asks_for_groups(varlen_attn) else {}
     query, key = query.to(value.dtype), key.to(value.dtype)
     if packing.keys is not None:

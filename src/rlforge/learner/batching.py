@@ -60,7 +60,7 @@ class Row:
     @property
     def input_length(self) -> int:
         """Tokens that the model reads."""
-        # The last answer token is only predicted.
+        # The last answer token predicts nothing, so the model does not read it.
         return len(self.prompt) + max(len(self.answer) - 1, 0)
 
     @property
@@ -193,11 +193,11 @@ def join_turns(turns: Iterable[Row], samples: Sequence[Sample]) -> list[Row]:
     rows: list[Row] = []
     for turn in sorted(turns, key=lambda turn: samples[turn.sample].turn_index):
         episode = samples[turn.sample].episode
-        # Turns between may be missing: their answers are then context only.
+        # The batch may lack turns in between, whose answers are then only context.
         before = last.pop(episode, None)
         if before is not None:
             if continues(turn.prompt, before.prompt, before.answer):
-                # Flat, so that a long conversation holds each turn once.
+                # Earlier turns are kept flat: nested, later ones would hold each again.
                 bare = dataclasses.replace(before, earlier=())
                 turn = dataclasses.replace(turn, earlier=(*before.earlier, bare))
             else:
@@ -224,7 +224,7 @@ def sums_of(rows: Sequence[Row], per_token: Tensor) -> list[float]:
 
 def split_rows(rows: Sequence[Row], parts: int, generator: np.random.Generator) -> list[list[Row]]:
     """Shuffle ``rows`` into ``parts`` lists whose sizes differ by one at most; none is empty."""
-    # One step sees all rows: nothing to shuffle.
+    # A single step sees all rows, so their order does not matter.
     if parts == 1:
         return [list(rows)] if rows else []
     order = generator.permutation(len(rows))
@@ -250,7 +250,7 @@ def collate(
         texts = [row.tokens for row in rows]
         which = list(range(len(rows)))
         if distinct:
-            # Equal texts have one number, by their first.
+            # Equal texts get one number, so that they are computed once.
             numbers: dict[tuple[int, ...], int] = {}
             which = [numbers.setdefault(text, len(numbers)) for text in texts]
         input_ids, computed = _padded(dict(zip(which, texts, strict=True)), pad_token_id)
@@ -262,7 +262,7 @@ def collate(
         places = [segments.places[end] for end in segments.ends]
         begins = np.cumsum([0, *map(len, places[:-1])])
     turns = [turn for row in rows for turn in row.turns]
-    # A row's turns begin where it does: prompts contain what came before.
+    # All turns of a row begin where it does, because a prompt contains the turns before it.
     #   row:  | prompt ........ last_prompt | answer ... |   (an answer token is predicted
     #   at:                     x             x ... x        by the position before it)
     begins = np.repeat(begins, [len(row.turns) for row in rows])
@@ -281,10 +281,9 @@ def collate(
     copies, legal = None, _legal_ids(turns)
     # Rows with equal tokens share positions: each pair of position and token is scored once.
     if len(np.unique(at)) < at.size:
-        # One number for each pair of a position and a token.
         pairs = at * (token_ids.max() + 1) + token_ids
         if legal is not None:
-            # Equal tokens with other legal sets are scored apart.
+            # A pair has a single legal set, so equal tokens with different sets stay apart.
             _, sets = np.unique(legal, axis=0, return_inverse=True)
             pairs = pairs * (sets.max() + 1) + sets
         _, first_of, copies = np.unique(pairs, return_index=True, return_inverse=True)
@@ -326,7 +325,7 @@ def _legal_ids(turns: Sequence[Row]) -> np.ndarray | None:
 
 
 def whole(rows: Sequence[Row]) -> Segments:
-    """Segments of which each is a row."""
+    """Segments of ``rows``: each row is one, and none shares a prefix."""
     made = [Segment(row=i, begin=0, end=row.input_length) for i, row in enumerate(rows)]
     return Segments(segments=tuple(made), ends=tuple(range(len(rows))))
 

@@ -73,10 +73,10 @@ def tried(config: PolicyConfig, device: str, threads: int | None, gpus: float) -
         except BaseException:
             with contextlib.suppress(Exception):
                 in_thread(lambda: asyncio.run(engine.close()))
-            # It must be gone when its memory is collected below.
+            # ``_free`` below cannot collect vLLM's memory while a name refers to the engine.
             del engine
             raise
-    # vLLM, torch and the driver each raise their own.
+    # vLLM, torch and the driver raise errors of many kinds; none may end the run.
     except Exception as error:
         log.warning("engine=auto does not take vLLM", exc_info=error)
         reason = first_line(error)[:300]
@@ -102,7 +102,7 @@ def _free() -> None:
     """Release an ended vLLM's GPU memory and process groups."""
     gc.collect()
     if (state := sys.modules.get("vllm.distributed.parallel_state")) is not None:
-        # Fails where vLLM's start had failed before.
+        # The clean-up fails if vLLM's start had failed; the embedded engine must start even so.
         with contextlib.suppress(Exception):
             state.cleanup_dist_env_and_memory()
     if torch.cuda.is_available():
@@ -132,7 +132,7 @@ async def try_out(engine: LocalEngine, config: PolicyConfig, device: str) -> flo
             other: float((logprobs[own] - engines[own]).abs().mean())
             for other, logprobs in scored.items()
         }
-        # The model may magnify rounding: other last bits show by how much.
+        # Models magnify rounding differently: changed last bits show how much this one does.
         again = reference.logprobs(uid, answered, temperature, rounded=True)
         noise = float((again - scored[uid][own]).abs().mean())
         allowed = max(HARMLESS, ROUNDING * noise)
@@ -142,7 +142,7 @@ async def try_out(engine: LocalEngine, config: PolicyConfig, device: str) -> flo
             "the nearest other policy's",
             *(uid, gaps[uid], allowed, told_by),
         )
-        # Not by >, because nan must fail.
+        # Not ``gap > allowed``, because a gap of nan must fail, too.
         if not gaps[uid] <= allowed:
             closest = min(gaps, key=lambda other: gaps[other])
             instead = f"; {closest} has answered instead" if gaps[closest] <= allowed else ""
@@ -164,7 +164,7 @@ async def _answers(
         tokens[start : start + PROMPT_TOKENS] for start in range(0, len(tokens), PROMPT_TOKENS)
     ]
     answers: dict[str, list[Completion]] = {uid: [] for uid in reference.policies}
-    # After the second adapter: an engine may go on with the one that it loaded last.
+    # The first adapter answers again after the second: a faulty engine may go on with the second.
     again = list(reference.policies)[1]
     for round_of in (list(reference.policies), [again]):
         asked = [(uid, number) for number in range(PROMPTS) for uid in round_of]
@@ -192,7 +192,7 @@ class _Reference:
     """Model on the CPU with two adapters, which are saved under ``folder``."""
 
     def __init__(self, config: PolicyConfig, dtype: torch.dtype, folder: Path) -> None:
-        # On the CPU it takes none of the memory that vLLM and the learner have divided.
+        # On the CPU the model takes none of the GPU memory that vLLM and the learner have divided.
         model = load_base_model(config.model, torch.device("cpu"), dtype)
         self.vocab_size: int = model.config.get_text_config().vocab_size
         self._model = attach_lora(model, config.model.lora, seed=0).eval()

@@ -34,7 +34,7 @@ class Followers:
         self._config = config
         self._reference_of = reference
         self.average = None if config.average == "off" else self.copy()
-        # A fresh adapter, switched off, is the start of training and needs no copy.
+        # With a fresh adapter switched off the model is that of the start: it needs no copy.
         own = reference is not None and reference.to != "average" and not fresh_adapter
         self._snapshot = self.copy() if own else None
 
@@ -78,7 +78,7 @@ class Followers:
         """Move on after update number ``updates`` of these weights."""
         config, reference = self._config, self._reference_of
         if self.average is not None:
-            # The plain mean of all weights so far, or an exponential one.
+            # A share of u / (u + 1) kept at update u makes the plain mean of all weights so far.
             kept = config.average_decay if config.average == "moving" else updates / (updates + 1)
             for name, parameter in self._parameters().items():
                 self.average[name].lerp_(parameter.detach(), 1.0 - kept)
@@ -125,7 +125,7 @@ class Followers:
             "snapshot": reference is not None and reference.to == "snapshot",
         }
         for kind, weights in state.items():
-            # It was switched off since the state was saved.
+            # The user may have switched this copy off since the state was saved.
             if not takes[kind]:
                 continue
             check_fit(weights, own, f"{kind} in the learner state")

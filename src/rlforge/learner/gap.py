@@ -51,7 +51,7 @@ class EarlierVersions:
         """Read the versions up to ``newest``, without ``current``, that the run ``saved``."""
         if not self._most:
             return
-        # Versions are read into the model, which gets its own weights back.
+        # Versions are read into the model, whose own weights are put back below.
         own = self._policy.followers.copy()
         for version in range(max(0, newest - self._most), newest + 1):
             if version == current or version in self._kept:
@@ -61,7 +61,7 @@ class EarlierVersions:
             try:
                 self._policy.load_adapter(path)
             except CheckpointError as error:
-                # Only the gap of its tokens is missed.
+                # Training goes on, because only the gap of this version's tokens is missed.
                 log.warning("the log-prob gap of %s is not measured: %s", path.name, error)
             else:
                 self.keep(version)
@@ -75,12 +75,12 @@ class EarlierVersions:
         versions = [batch[turn.sample].policy_version for turn in selection.turns]
         wanted = min(MOST_SAMPLED, -(-len(versions) // TURNS_PER_SAMPLED))
         known = self._kept.keys() & set(versions) - {current}
-        # The update scores tokens of its own version anyway.
+        # Enough tokens of the current version give a gap for free: the update scores them anyway.
         if versions.count(current) >= wanted or not known:
             return {}
         version = max(known)
         turns = [turn for turn in selection.turns if batch[turn.sample].policy_version == version]
-        # Evenly spread: neighbours may be of one game.
+        # Neighbouring turns may be of one game, so turns are picked at even distances.
         turns = turns[:: -(-len(turns) // wanted)]
         self._policy.train(False)
         with self._policy.followers.worn(self._kept[version]):

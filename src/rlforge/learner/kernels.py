@@ -41,14 +41,14 @@ def _is_rms_norm(module: nn.Module) -> bool:
     weight, epsilon = parameters.pop("weight", None), _epsilon(module)
     if weight is None or parameters or weight.ndim != 1 or epsilon is None:
         return False
-    # A gated norm takes a second input.
+    # A gated norm takes a second input, which the fused norm would not use.
     if len(inspect.signature(module.forward).parameters) != 1:
         return False
-    # Also inputs of size sqrt(epsilon), at which epsilon matters.
+    # One row has size sqrt(epsilon): at size 1 another use of epsilon would not show.
     size = torch.tensor([1.0, epsilon**0.5])[:, None]
     probe = torch.randn(2, weight.numel(), generator=torch.Generator().manual_seed(0)) * size
     probe = probe.to(weight.device)
-    # Compared by outputs: a norm that adds one to its weight stays as it is.
+    # Outputs are compared, because names do not tell a norm that adds one to its weight.
     wanted = rms_norm(probe, weight.shape, weight.float(), epsilon)
     found: Tensor = module(probe)
     return found.shape == wanted.shape and torch.allclose(found.float(), wanted, 1e-4, 1e-5)
@@ -57,7 +57,7 @@ def _is_rms_norm(module: nn.Module) -> bool:
 def _rms_norm_forward(norm: Any, x: Tensor) -> Tensor:
     epsilon = _epsilon(norm)
     if x.dtype != norm.weight.dtype or epsilon is None:
-        # A float32 weight after a layer in bfloat16: the model itself decides how to mix them.
+        # Models differ in how they mix a float32 weight with bfloat16 inputs: their own code runs.
         result: Tensor = type(norm).forward(norm, x)
         return result
     # Autocast would make the output float32, or sum in bfloat16.
@@ -169,11 +169,11 @@ def _fused_forward(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         result: Tensor = type(layer).forward(layer, x, *args, **kwargs)
         return result
     (name,) = layer.lora_A
-    # Flattened first, because the gradient of a view is copied: the sum must not be a view.
+    # Flattened first, so that the sum is no view: adding in place to one copies its gradient.
     rows = x.flatten(0, -2)
     total: Tensor = layer.base_layer(rows)
     low = layer.lora_A[name](layer.lora_dropout[name](rows))
-    # Autocast does not cast for in-place operations.
+    # Autocast does not cast for in-place operations, so the weight is cast here.
     up = layer.lora_B[name].weight.to(total.dtype)
     return total.addmm_(low, up.t(), alpha=layer.scaling[name]).view(*x.shape[:-1], -1)
 
@@ -184,6 +184,6 @@ def skip_input_casts(model: nn.Module) -> None:
 
     for layer in model.modules():
         if isinstance(layer, LoraLayer):
-            # PEFT casts inputs to float32, autocast back to bfloat16: the same numbers for two
-            # passes and a copy that each layer keeps.
+            # PEFT casts inputs to float32, and autocast casts them back to bfloat16: two passes
+            # and a copy in each layer, for the same numbers.
             layer.cast_input_dtype_enabled = False

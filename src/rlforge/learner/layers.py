@@ -47,7 +47,7 @@ def apply_memory_options(model: Any, config: LearnerConfig) -> None:
         for layer in decoder_layers(model, "activation_checkpointing"):
             modules += layer.children()
     for module in modules:
-        # transformers' own switch needs training mode, and with it the model's dropout.
+        # Transformers' own switch works in training mode only, which turns on the model's dropout.
         module.forward = functools.partial(_recomputed, module.forward)
 
 
@@ -75,5 +75,5 @@ def check_compiling(device: str) -> None:
 def compile_layers(model: nn.Module) -> None:
     """Compile the decoder layers of ``model``, in place; ConfigError where it has none."""
     for layer in decoder_layers(model, "compile"):
-        # One graph for any number of rows and tokens.
+        # Otherwise each new number of rows or tokens would compile the layer again.
         layer.forward = torch.compile(layer.forward, dynamic=True)

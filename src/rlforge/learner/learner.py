@@ -112,7 +112,7 @@ class Learner:
         self.version = 0
         self.updates = 0
         self.samples_seen = 0
-        # Version of the weights: ``version`` counts on where they go back to earlier ones.
+        # After ``go_back`` the weights are of an earlier version, while ``version`` counts on.
         self._weights_version = 0
         self._config = config
         self._algorithm = algorithm
@@ -130,7 +130,7 @@ class Learner:
             beside=None if beside is None else beside._policy,
         )
         self._state_file = f"learner-{name}.pt" if name else STATE_FILE
-        # One of several policies may begin anew.
+        # One of several policies may go back to these weights (``begin_anew``).
         self._start = self._policy.followers.copy("cpu") if name else None
         self._earlier = EarlierVersions(self._policy, kept_versions, name)
         self._earlier.keep(0)
@@ -148,7 +148,7 @@ class Learner:
         #: Model in training, adapter layers included.
         self.model = spec.model
         one_step = fixed and config.epochs * config.optimizer_steps == 1
-        # Old log-probs are those of the policy that plays: without dropout.
+        # The policy plays without dropout: passes with it cannot give the old log-probs.
         self._single_step = one_step and not self._policy.drops
 
     def update(self, batch: TrainBatch) -> UpdateResult:
@@ -172,7 +172,7 @@ class Learner:
                 for rows in split_rows(selection.rows, steps, generator)
             ]
         if self._single_step:
-            # Each rank has filled in the tokens of its own passes.
+            # Each rank has filled in only the tokens of its own passes.
             inputs.proximal.sum_(self._ranks)
         metrics = {
             **inputs.metrics,
@@ -212,7 +212,7 @@ class Learner:
 
     def update_with_digests(self, batch: TrainBatch) -> UpdateResult:
         """Update as ``update``, with digests of the weights before, and of the state after."""
-        # So that a check tells a fault of this update from an earlier one.
+        # With a digest from before, a check can tell a fault of this update from an earlier one.
         before = _digest(self._policy.trained())
         result = self.update(batch)
         return dataclasses.replace(result, digests={"policy_before": before, **self.digests()})
@@ -227,7 +227,6 @@ class Learner:
         self._policy.train(False)
         logprobs = self._policy.logprobs(selection.rows, selection.tokens).sampled.cpu()
         self._policy.train()
-        # Tokens of an answer are neighbours in the batch.
         answers = torch.split(logprobs, [len(turn.answer) for turn in selection.turns])
         return {
             "validation_loss": -float(logprobs.mean()),
@@ -254,7 +253,7 @@ class Learner:
         self._policy.followers.refresh()
 
     def go_back(self, directory: Path | None, version: int) -> None:
-        """Train on from the adapter of ``version`` in ``directory``; None: from none.
+        """Train on from the adapter of ``version`` in ``directory``; None: from the plain model.
 
         Updates are counted on; every rank calls it. Raises CheckpointError for an adapter that is
         missing or does not fit.
@@ -262,7 +261,7 @@ class Learner:
         self._earlier.keep(self._weights_version)
         self._policy.load_adapter(directory)
         self._weights_version = version
-        # The moments belong to other weights.
+        # The optimizer's moments belong to the weights that are given up.
         self._optimizer.forget()
 
     def begin_anew(self, version: int, like: Learner | None = None) -> None:
@@ -349,7 +348,7 @@ class Learner:
         state = self.state_dict()
         if directory is None:
             return
-        # With an open file torch's error names a full disk as the cause.
+        # Given an open file, not a path, torch's error names a full disk as the cause.
         with (directory / self._state_file).open("wb") as file:
             torch.save(state, file)
 
@@ -378,7 +377,7 @@ class Learner:
         policy, algorithm = self._policy, self._algorithm
         policy.train(False)
         with watch.phase("scoring"):
-            # An update of one step fills in the log-probs as it goes: a pass less.
+            # An update of one step takes the log-probs from its training pass: a pass less.
             proximal, values = TokenLogprobs.zeros(total, most_legal(rows), self._device), None
             if algorithm.needs_values and not self._single_step:
                 proximal, values = policy.logprobs_and_values(rows, total, samples)
@@ -424,7 +423,7 @@ class Learner:
                     loss_inputs(micro, scores, inputs, total_tokens, len(turns) / share, present)
                 )
                 (output.loss * float(part.counts)).backward()  # type: ignore[no-untyped-call]
-                # It only kept this rank in step with the others.
+                # A pass that only keeps ranks in step repeats a row, which must not count twice.
                 if not part.counts:
                     continue
                 loss += output.loss.detach()
@@ -462,7 +461,7 @@ class Learner:
         sequence = np.random.SeedSequence([self._seed, self.version])
         devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            # Every rank shuffles alike; dropout differs from rank to rank.
+            # All ranks must shuffle alike, so only torch's generator, for dropout, differs.
             seeds = sequence.generate_state(self._ranks.size, np.uint64)
             torch.manual_seed(int(seeds[self._ranks.rank]))
             yield np.random.default_rng(sequence)

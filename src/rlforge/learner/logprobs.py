@@ -167,7 +167,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         normalisers = logprobs.new_empty(len(token_ids))
         entropies = torch.empty_like(normalisers) if entropy else logprobs.new_empty(0)
         ctx.head, ctx.entropy = head, entropy
-        # Kept uncast: the cast weights would stay in memory until the backward pass.
+        # ``ctx`` keeps the uncast head: cast weights would stay in memory until the backward pass.
         head = head.cast()
         with torch.autocast(hidden.device.type, enabled=False):
             for part in _parts(token_ids, head.chunk):
@@ -189,7 +189,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         head: Head = ctx.head.cast()
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
-        # Chunks add up in float32, whatever the dtype of the weight.
+        # Chunks add up in float32: in bfloat16 every addition would round.
         grad_weight = torch.zeros_like(head.weight, dtype=torch.float32) if wants_weight else None
         grad_bias = normalisers.new_zeros(len(head.weight)) if wants_bias else None
         with torch.autocast(hidden.device.type, enabled=False):
@@ -226,7 +226,7 @@ class _Logprobs(torch.autograd.Function):
     def forward(
         ctx: Any, outputs: Tensor, token_ids: Tensor, reading: Reading, entropy: bool
     ) -> tuple[Tensor, Tensor]:
-        # A copy: the head may need its outputs in the backward pass.
+        # ``reading`` overwrites its input, which the head may need in the backward pass: a copy.
         logits = reading.logits(outputs.to(torch.float32, copy=True))
         slope = reading.cap_slope(logits) if ctx.needs_input_grad[0] else None
         normalisers = logits.logsumexp(-1)

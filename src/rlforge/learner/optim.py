@@ -72,7 +72,7 @@ class Optimizer:
         self.factor = 1.0
         self._nonfinite_in_a_row = 0
         parameters = list(policy)
-        # Weight decay acts on matrices, not on norm gains and biases.
+        # Vectors are norm gains and biases; weight decay would pull the gains towards 0.
         matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
         vectors = [parameter for parameter in parameters if parameter.ndim < 2]
         value_rate = config.learning_rate if value_learning_rate is None else value_learning_rate
@@ -111,7 +111,7 @@ class Optimizer:
         applied = math.isfinite(loss) and math.isfinite(norm)
         if applied:
             self.adamw.step()
-        # To None: a gradient of zero would still decay the weights.
+        # AdamW skips a gradient of None; one of zero would still decay the weights.
         self.adamw.zero_grad(set_to_none=True)
         self._nonfinite_in_a_row = 0 if applied else self._nonfinite_in_a_row + 1
         if self._nonfinite_in_a_row >= self._max_nonfinite:
@@ -132,7 +132,7 @@ class Optimizer:
     def state_dict(self, *, keep: bool) -> dict[str, Any]:
         """CPU copy of whole moments, where ``keep``; every rank calls it."""
         state = self.adamw.state_dict()
-        # Tensor by tensor, without a second copy on the device.
+        # Moments are copied one by one: a second copy of all may not fit on the device.
         moments = {
             index: {name: cpu_copy(tensor, keep) for name, tensor in entry.items()}
             for index, entry in state["state"].items()

@@ -111,7 +111,7 @@ class Packing:
     @classmethod
     def of(cls, made: Segments, device: torch.device) -> Packing:
         segments, sizes = made.segments, made.sizes
-        # A segment attends from the beginning of its row to its own end.
+        # A segment attends from the beginning of its row to its end, which so counts its keys.
         attended = np.array([segment.end for segment in segments])
         ends = [np.append(0, np.cumsum(counts)).astype(np.int32) for counts in (sizes, attended)]
         alone = all(segment.parent is None for segment in segments)
@@ -137,13 +137,13 @@ class Packing:
         for block in _grouped(sizes, attended):
             size, seen = sizes[block], attended[block]
             most, longest = int(size.max()), int(seen.max())
-            # Padding repeats a segment's last token; nothing reads it.
+            # Padding repeats a segment's last token, because its index must exist.
             query = np.minimum(np.arange(most), size[:, None] - 1)
             key = np.minimum(np.arange(longest), seen[:, None] - 1)
             queries.append(query + begins[block, None])
             keys.append(keys_of[key + begins_keys[block, None]])
             real = np.arange(most) < size[:, None]
-            # Outputs of padding are left out when the row is put together again.
+            # ``order`` names real queries only, so outputs of padding are never read.
             order[queries[-1][real]] = placed + np.flatnonzero(real)
             placed += real.size
             # Equal lengths need no mask, which lets torch choose a faster kernel.
@@ -167,13 +167,13 @@ def _grouped(sizes: np.ndarray, attended: np.ndarray) -> list[np.ndarray]:
     """Lists of similar segments, by index, with ``sizes`` queries and ``attended`` keys."""
     made: list[list[int]] = []
     most = longest = 0
-    # By keys, then by queries: neighbours need little padding.
+    # Sorted by keys, then by queries, neighbours need little padding in a block.
     for index in np.lexsort((sizes, attended)):
         size, seen = int(sizes[index]), int(attended[index])
         wider, longer = max(most, size), max(longest, seen)
         count = len(made[-1]) if made else 0
         alone = _CALL + size * seen
-        # A segment joins where the padding that both need costs less than another call.
+        # A segment joins the last block if the padding costs less than another call.
         if made and (count + 1) * wider * longer <= count * most * longest + alone:
             made[-1].append(int(index))
             most, longest = wider, longer

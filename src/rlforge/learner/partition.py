@@ -48,17 +48,17 @@ def deal(rows: Sequence[Row], parts: int, layout: Layout) -> list[list[Row]]:
     if layout != "shared":
         lengths = [row.input_length for row in rows]
         return [[rows[index] for index in indexes] for indexes in balanced(lengths, parts)]
-    # Contiguous parts of sorted rows: each rank computes the prefixes of its rows again.
+    # Rows that share a prefix go to one rank: each other rank would compute the prefix again.
     ordered = in_order(rows)
     lengths, shared = [row.input_length for row in ordered], shared_with_previous(ordered)
 
     def suffices(load: int) -> bool:
         return len(_filled(lengths, shared, load)) < parts
 
-    # The smallest load that suffices, as the number of parts falls with it.
+    # Bisection finds the smallest load, because a larger one never needs more ranks.
     least = bisect_left(range(sum(lengths)), True, lo=max(lengths, default=0), key=suffices)
     cuts = _filled(lengths, shared, least)
-    # Ranks beyond the last cut get no rows.
+    # All rows may fit on fewer ranks; the others get an empty part.
     cuts += [len(rows)] * (parts - len(cuts))
     return [ordered[start:end] for start, end in pairwise([0, *cuts])]
 
@@ -78,7 +78,7 @@ def shares(
     for part in mine:
         yield part, True
     rows = [row for part in dealt for row in part]
-    # A model spread over ranks needs all of them in every pass.
+    # A pass of a spread model gathers weights from all ranks: without one the others would wait.
     if in_step and rows:
         longest = max(sum(1 for _ in cut(part)) for part in dealt)
         # A rank with fewer micro-batches repeats the cheapest row, which does not count.
@@ -137,7 +137,7 @@ def segments(rows: Sequence[Row]) -> Segments:
         following = ((texts[index][stem : stem + 1], index) for index in which)
         for token, group in groupby(following, itemgetter(0)):
             indexes = [index for _, index in group]
-            # Rows that end here have no next token.
+            # Rows that end here have no next token, and so no branch.
             if token:
                 branches.append((range(indexes[0], indexes[-1] + 1), parent, stem))
                 continue
@@ -166,12 +166,12 @@ def parts(
     for row, shared in zip(ordered, alike, strict=True):
         length = row.input_length
         if layout in ("padded", "distinct"):
-            # A row equal to the last one is computed with it.
+            # A row equal to the one before costs nothing, as both are computed once.
             known = bool(part) and shared == length == part[-1].input_length
             computed += not known
             positions = computed * length
         else:
-            # The row and its branching point each keep a copy of shared keys and values.
+            # The row and its branching point each copy shared keys and values, which fills memory.
             copied = 2 * shared if shared < length else 0
             positions = before + length - shared + copied // SHARED_PER_TOKEN
         if part and (positions > max_tokens or len(part) == max_rows):

@@ -155,7 +155,7 @@ class Policy:
         self.value_head = (
             _new_value_head(model, device, spec.initial_value_head) if needs_values else None
         )
-        # Stirred, so that the trials see an adapter's changes.
+        # A fresh adapter changes nothing, so trials with it would not see faults of its layers.
         with stirred(model):
             trial = self._speed_up() if beside is None else None
             if beside is None and self._adapter is None:
@@ -168,7 +168,7 @@ class Policy:
                 load_value_head(self.value_head, spec.start)
         #: Rows that were scored last, and their passes.
         self._scored: tuple[Sequence[Row], tuple[Pass, ...]] | None = None
-        # With dropout, all rows would share one mask on their prefix.
+        # With dropout, rows that share a prefix would share one mask there.
         self._shares = config.share_prefixes and not self.drops
         if beside is None:
             if config.compile:
@@ -232,7 +232,7 @@ class Policy:
         )
         if not config.shard_weights:
             return Scorer(model, options, value_head, trial)
-        # A small adapter is copied, so that its optimizer and files need no gathering.
+        # An adapter is small: copied to all ranks, its optimizer and files need no gathering.
         copies = set(self.parameters()) if self._adapter is not None else set()
         return SpreadScorer(
             model, options, value_head, ranks=self._ranks, device=self._device, copies=copies
@@ -269,8 +269,8 @@ class Policy:
 
     def train(self, mode: bool = True) -> None:
         """Switch dropout of the adapter on for training passes, off for scoring."""
-        # All else stays in evaluation mode, as the model samples: no dropout of its own, no dropped
-        # layers, no noise in routers.
+        # All else stays in evaluation mode, in which the engine samples: no dropout of the model's
+        # own, no dropped layers, no noise in routers.
         for name, module in self._model.named_modules():
             if name.endswith(".lora_dropout"):
                 module.train(mode)
@@ -314,7 +314,7 @@ class Policy:
         self, rows: Sequence[Row], total: int, values: Tensor | None = None
     ) -> TokenLogprobs:
         """Score all ``total`` answer tokens of ``rows``; this rank's estimates fill ``values``."""
-        # The policy and its reference score the same rows one after the other.
+        # The reference scores the policy's rows right after it: their passes are built once.
         if self._scored is None or self._scored[0] is not rows:
             self._scored = rows, tuple(self.passes(rows))
         logprobs = TokenLogprobs.zeros(total, most_legal(rows), self._device)
@@ -355,7 +355,7 @@ class Policy:
 
         ``known`` [len(samples)] holds the estimates of the samples that ``have`` lists.
         """
-        # Of a prompt that is too long the last tokens are read.
+        # A prompt that is too long is cut at its start; ``[-0:]`` cuts nothing.
         limit = self._config.max_train_len or 0
         prompts = [
             Row(sample=index, prompt=sample.prompt_token_ids[-limit:], answer=())
@@ -431,7 +431,8 @@ def _new_value_head(
     model: Any, device: torch.device, initial: Mapping[str, Tensor] | None
 ) -> nn.Module:
     """Linear layer on the inputs of the output layer, starting from ``initial`` or from zero."""
-    # Some models project their hidden states first (OPT-350m, RemBERT).
+    # The config's hidden size may differ: some models project hidden states before the output
+    # layer (OPT-350m, RemBERT).
     head = nn.Linear(model.get_output_embeddings().weight.shape[-1], 1, device=device)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)

@@ -62,7 +62,6 @@ class ConnectedRanks(Ranks):
         """Wait until all ``size`` ranks are connected through ``store``."""
         self.rank, self.size = rank, size
         self._device = device
-        # A process belongs to one group of ranks at a time.
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
 
@@ -73,14 +72,14 @@ class ConnectedRanks(Ranks):
     def add_up(self, numbers: Mapping[str, float]) -> dict[str, float]:
         gathered: list[Mapping[str, float]] = [{}] * self.size
         dist.all_gather_object(gathered, dict(numbers))
-        # In order of first appearance, so that all ranks sum alike.
+        # In order of first appearance: a set would order the names differently on each rank.
         names = {name: None for each in gathered for name in each}
         return {name: sum(each.get(name, 0.0) for each in gathered) for name in names}
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        # FSDP has summed the gradients of parameters that are spread over the ranks.
+        # FSDP has already summed the gradients of parameters that are spread over the ranks.
         copies = [p for p in parameters if not isinstance(p, DTensor)]
-        # A rank may have no rows that reach a parameter.
+        # A rank whose rows miss a parameter has no gradient of it, but must join in each sum.
         present = self.sum_(torch.tensor([p.grad is not None for p in copies], dtype=torch.int32))
         wanted = [p for p, count in zip(copies, present.tolist(), strict=True) if count]
         # Few large collectives are faster than one per parameter.

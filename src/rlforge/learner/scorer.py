@@ -131,7 +131,7 @@ class Scorer:
                     "pass; switch it off"
                 )
             log.warning("%s computes the logits of all answers of a pass at once", name)
-            # The model's own pass may still differ for padded rows.
+            # The model's own pass may still compute padded rows differently.
             if problem := self._problem():
                 self.most_rows = 1
                 log.warning("%s reads each sequence by itself: a padded pass %s", name, problem)
@@ -160,7 +160,7 @@ class Scorer:
         unread, legal = 0, micro.legal_ids
         token_ids = micro.token_ids
         if legal is not None:
-            # Absent tokens are scored as token 0, and masked below.
+            # Absent tokens, -1, are no index: they are scored as token 0, and masked below.
             token_ids = torch.cat([token_ids[:, None], legal.clamp(min=0)], dim=1)
         with self._precision():
             if self._reading is not None:
@@ -184,7 +184,7 @@ class Scorer:
             legal_logprobs=None if legal is None else logprobs[:, 1:],
             entropy=entropies,
             values=self._values(hidden, micro.last_prompt),
-            # Operations leave out padding already.
+            # ``Operations`` does not count padding, so padding cannot save any.
             unread=max(unread - micro.padding, 0),
         )
 
@@ -276,7 +276,7 @@ class Scorer:
         # Tried, not looked up: a model may cap or bias its attention or count positions unasked,
         # and a card may lack the kernel.
         layers: list[Any] = []
-        # A model in parts counts no layers (BLT).
+        # The cache raises AttributeError for a model in parts, which counts no layers (BLT).
         with contextlib.suppress(AttributeError):
             layers = DynamicCache(config=self._model.config).layers
         own = self._model.config._attn_implementation
@@ -288,13 +288,13 @@ class Scorer:
         else:
             try:
                 self._model.set_attn_implementation(NAME)
-            # The model has attention of its own.
+            # A model that knows only its own attention refuses ours.
             except ValueError as error:
                 problem = f"fails with {error!r}"
             else:
                 with packed_calls() as calls:
                     problem = self._problem(whole(rows)) or self._problem(segments(rows))
-                # In bfloat16 rounding may hide that a model with attention of its own packs none.
+                # Rounding in bfloat16 may hide that the model's own attention ran, without packing.
                 problem = problem or ("" if calls else "reaches none of its layers")
             if problem:
                 self._model.set_attn_implementation(own)
@@ -336,7 +336,7 @@ class Scorer:
         marks: list[Tensor] = []
 
         def mark(_head: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
-            # Wide enough to show a soft cap.
+            # A soft cap shows only in large outputs: it hardly changes small ones.
             values = torch.linspace(-30.0, 30.0, outputs.numel(), device=outputs.device)
             values[0] = _SMALL
             read.append(inputs[0])
@@ -351,7 +351,7 @@ class Scorer:
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
             if is_lost(error):
                 raise
-            # The decoder does not run by itself.
+            # A decoder that does not run by itself leaves only the model's own pass.
             return None
         hidden = getattr(hidden, "last_hidden_state", None)
         if hidden is None or hidden.shape != read[0].shape or logits.shape != marks[0].shape:
@@ -361,7 +361,7 @@ class Scorer:
             return None
         text_config = self._model.config.get_text_config()
         reading = Reading(
-            # So small that a cap changes nothing.
+            # A cap does not change an output this small, so the quotient is the scale.
             scale=float(logits.flatten()[0]) / _SMALL,
             softcap=getattr(text_config, "final_logit_softcapping", None),
         )

@@ -54,16 +54,16 @@ def spread_model(
     layers = decoder_layers(model, "shard_weights")
     kept = {parameter for name, parameter in model.named_parameters() if name in copies}
     for parameter in kept:
-        # FSDP moves the weights that it spreads, and leaves these.
+        # FSDP moves only the weights that it spreads to the device.
         parameter.data = parameter.data.to(device)
     mesh = ranks.mesh()
-    # Autocast would keep a copy of every layer for the backward pass: the whole model on every
-    # rank.
+    # FSDP casts the weights. Autocast would keep a copy of every layer for the backward pass: the
+    # whole model on every rank.
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=model.dtype)
     whole = Whole(model)
     for module in [*layers, whole]:
-        # Freed after forward, the outermost too: weights gathered for a pass without gradient
-        # would still be there after an optimizer step, and be outdated.
+        # Gathered weights are freed after forward, the outermost too: after a pass without gradient
+        # they would outlast an optimizer step, and be outdated.
         fully_shard(
             module, mesh=mesh, mp_policy=precision, ignored_params=kept, reshard_after_forward=True
         )
@@ -110,7 +110,7 @@ class SpreadScorer(Scorer):
 
     def _run(self, function: Callable[[], T]) -> T:
         returned: T = self._whole(function)
-        # What fails in a trial interrupts the pass, which FSDP would take as still running.
+        # A trial may fail within a pass, which FSDP would take as still running.
         cast(FSDPModule, self._whole).reset_iter_state()
         return returned
 

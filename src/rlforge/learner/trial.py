@@ -43,10 +43,10 @@ class Trial:
     @classmethod
     @torch.no_grad()
     def of(cls, model: Any) -> Trial:
-        """Trial of a model as it is."""
+        """Trial rows, and the log-probs that ``model`` finds for them now."""
         rows = _rows(model.config.get_text_config().vocab_size)
         plain = plain_logprobs(model)
-        # Models magnify rounding differently, and ``exact`` follows.
+        # Models magnify rounding differently: changed last bits show how much this one does.
         with last_bits(model, torch.float32):
             change = float((plain_logprobs(model) - plain).norm() / plain.norm())
         return cls(rows=rows, plain=plain, exact=max(EXACT, 10 * change))

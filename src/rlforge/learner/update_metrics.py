@@ -180,7 +180,7 @@ def logprob_metrics(
     """Entropy, and |proximal - behaviour| log-prob [N] over the tokens at lag 0."""
     if not selection.tokens:
         return {}
-    # At tokens of earlier versions the policies differ, not only the engines.
+    # At tokens of an earlier version the policy has changed, so the gap is not the engine's alone.
     current = np.repeat(
         [batch[row.sample].policy_version == version for row in selection.turns],
         [len(row.answer) for row in selection.turns],
@@ -258,10 +258,10 @@ class Operations:
         narrow = [each for module in narrowed for each in _matrices(module)]
         config = model.config.get_text_config()
         attention = 0
-        # A model in parts counts neither layers nor heads (BLT).
+        # The config of a model in parts (BLT) lacks the number of layers: attention is not counted.
         if layers := getattr(config, "num_hidden_layers", 0):
             heads = config.num_attention_heads
-            # Its attribute raises an error where layers differ (Gemma 4).
+            # By ``vars``: the attribute raises an error where layers differ (Gemma 4).
             attention = (
                 layers * heads * (vars(config).get("head_dim") or config.hidden_size // heads)
             )
@@ -284,7 +284,7 @@ class Operations:
         """
         turns = [turn for row in rows for turn in row.turns]
         tokens = sum(turn.input_length for turn in turns) - reused
-        # Whole sequences, because the share of attention in common prefixes is small.
+        # Attention in common prefixes counts for each row: its share is small.
         squares = sum(row.input_length**2 for row in rows)
         linear, trained = self.left_out
         return float(
@@ -321,7 +321,7 @@ class Stopwatch:
         if self._device.type == "cuda":
             peak_bytes = torch.cuda.max_memory_allocated(self._device)
         else:
-            # Of this process since its start; macOS counts bytes.
+            # macOS gives this in bytes, Linux in KiB.
             unit = 1 if sys.platform == "darwin" else 1024
             peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         metrics = {

@@ -45,11 +45,11 @@ def attach_lora(model: Any, lora: LoraConfig, seed: int) -> Any:
         layers_to_transform=numbers_of_layers(model, lora),
         task_type="CAUSAL_LM",
     )
-    # PEFT draws A from the global generators, whose state is restored.
+    # PEFT draws A from torch's global generators, whose state is restored for other users.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         wrapped = get_peft_model(model, config)
-    # PEFT shortens long lists; the file must name all targets.
+    # PEFT shortens a long list in its configuration; the saved file must name all targets.
     config.target_modules = set(targets)
     return wrapped
 
@@ -82,12 +82,11 @@ def load_adapter(peft_model: Any, directory: Path) -> None:
         described = read_adapter(directory)
     except ConfigError as error:
         raise CheckpointError(str(error)) from error
-    # Settings that ``attach_lora`` made the adapter from.
     config = LoraConfig(
         rank=made.r,
         alpha=made.lora_alpha,
         use_rslora=made.use_rslora,
-        # As the tensors fit, the modules are the same.
+        # The tensors fit, so the modules are the same, by whatever names the file has.
         target_modules=described.get("target_modules") or [],
         last_layers=made.layers_to_transform and len(made.layers_to_transform),
     )

@@ -32,7 +32,7 @@ def describe_models(folder: Path) -> list[ModelRow]:
     for path in sorted(folder.glob("*.yaml")):
         loaded = OmegaConf.load(path)
         assert isinstance(loaded, DictConfig)
-        # A file is of the whole configuration, or of the group ``model``.
+        # A file may hold a whole configuration, with a key ``model``, or that group alone.
         model = loaded.get("model", loaded)
         name = model.get("name")
         if made := made_model(str(model.get("kind", "hf"))):
@@ -57,7 +57,7 @@ def locate(config: ModelConfig) -> Located:
     name = config.label
     if (folder := local_copy(config)) is not None:
         shape = None
-        # The loader raises the error that explains a file that is not there, or is damaged.
+        # Errors are left to the loader, which explains a missing or damaged file.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, ArithmeticError):
             described = json.loads((folder / MODEL_CONFIG).read_text(encoding="utf-8"))
             shape = shape_from_config(name, described) if isinstance(described, dict) else None

@@ -14,9 +14,9 @@ from rlforge.errors import ConfigError
 def resolve_device(name: str) -> torch.device:
     """``named_device``, with torch's allocator set up; call it before torch computes there."""
     device = named_device(name)
-    # The variable's name before torch 2.9: a setting of the user is kept.
+    # The user's own setting is kept, also by the variable's name before torch 2.9.
     if device.type == "cuda" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
-        # Caches grow and batches differ: else blocks of old sizes would fill the card.
+        # Otherwise cached blocks of old sizes would fill the card, because batches differ.
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     return device
 
@@ -73,14 +73,14 @@ def copied(storage: UntypedStorage, device: torch.device) -> UntypedStorage:
 def give_back(device: torch.device) -> None:
     """Release the memory of ``device`` that this process holds and does not use."""
     if device.type == "cuda":
-        # cuBLAS keeps some 32 MiB for each thread that multiplied, and allocates them again.
+        # cuBLAS holds some 32 MiB for each thread that multiplied; it allocates them again later.
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
 
 
 def is_lost(error: BaseException) -> bool:
     """Whether ``error`` means that no later call to the device can succeed in this process."""
-    # After an illegal access in a kernel CUDA reports one error for ever. Lack of memory, of code 2
+    # After an illegal access in a kernel every later call to CUDA fails. Lack of memory, of code 2
     # (cudaErrorMemoryAllocation), passes.
     return (
         isinstance(error, torch.AcceleratorError)
@@ -91,6 +91,6 @@ def is_lost(error: BaseException) -> bool:
 
 def exact_kernels() -> None:
     """Let torch in this process take kernels that give the same result each time, or fail."""
-    # cuBLAS reads it when it starts.
+    # cuBLAS reads the variable at its start; without it torch refuses deterministic products.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)

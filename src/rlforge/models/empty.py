@@ -18,7 +18,7 @@ def empty_model(config: ModelConfig) -> Any:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
     described = load_model_config(config)
-    # Loading would not tell: with tied embeddings such files have all that a writer needs.
+    # Loading would not fail: with tied embeddings such files have all weights of a text writer.
     named = [one for one in described.architectures or () if one.endswith(_OTHER_HEADS)]
     if type(described) not in MODEL_FOR_CAUSAL_LM_MAPPING or named:
         kind = f"it is a {named[0]}" if named else f"its model_type is {described.model_type}"
@@ -28,7 +28,8 @@ def empty_model(config: ModelConfig) -> Any:
     try:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(described)
-    except Exception as error:  # each architecture raises its own for sizes that cannot be
+    except Exception as error:
+        # Architectures raise errors of many kinds for impossible sizes.
         raise ConfigError(
             f"{config.place} cannot be built from its configuration: {first_line(error)}; check "
             "its config.json"
@@ -49,8 +50,8 @@ def tokens_without_row(tokenizer: Any, rows: int) -> list[str]:
         >>> tokens_without_row(byte_tokenizer(), 10**6)
         []
     """
-    # Special tokens count where template or tokenizer writes them. Others, such as those of images
-    # in a tokenizer that several models share, never appear.
+    # A special token counts only if template or tokenizer writes it: others, such as those of
+    # images in a tokenizer that several models share, never appear in text.
     written = str(tokenizer.chat_template or "")
     own = {tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token}
     special = {number for number, t in tokenizer.added_tokens_decoder.items() if t.special}
@@ -64,9 +65,10 @@ def tokens_without_row(tokenizer: Any, rows: int) -> list[str]:
 def head_sizes(model: Any) -> tuple[list[int], bool]:
     """Sizes of the attention heads in all layers, and whether they are of latent vectors."""
     text = model.config.get_text_config()
-    if rank := getattr(text, "kv_lora_rank", None):  # DeepSeek-V2 caches one vector for all heads
+    # DeepSeek-V2 caches one latent vector for all heads.
+    if rank := getattr(text, "kv_lora_rank", None):
         return [rank + text.qk_rope_head_dim], True
-    # Gemma 4 has heads of several sizes.
+    # Modules tell their own sizes, because one model may have several (Gemma 4).
     found = (getattr(module, "head_dim", None) for module in model.modules())
     sizes = sorted({size for size in found if isinstance(size, int)})
     return sizes or [text.hidden_size // text.num_attention_heads], False

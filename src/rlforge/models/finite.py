@@ -28,14 +28,15 @@ def check_finite(path: Path) -> str:
 
 
 def _not_finite(tensor: Any) -> int:
-    # A sum is a fifth of the work, and finite only if all numbers are.
+    # A sum takes a fifth of the time of a look at each number, and is finite only if all are.
     if isinstance(tensor, np.ndarray):
         return 0 if np.isfinite(tensor.sum(dtype=np.float64)) else int((~np.isfinite(tensor)).sum())
     if not tensor.is_floating_point():
         return 0
     bad = 0
     for part in tensor.reshape(-1).split(_PART):
-        wide = part if part.element_size() > 1 else part.float()  # torch sums no 8 bits
+        # Torch cannot sum numbers of 8 bits.
+        wide = part if part.element_size() > 1 else part.float()
         if not bool(wide.sum().isfinite()):
             bad += int((~wide.isfinite()).sum())
     return bad
@@ -53,7 +54,7 @@ def _tensors(path: Path) -> Iterator[tuple[Path, str, Any]]:
             with safe_open(file, framework="np") as opened:
                 names = [*opened.keys()]
                 plain = all(opened.get_slice(name).get_dtype() == "F32" for name in names)
-            # Torch, which has the other types, takes a second to import.
+            # Torch, which alone has all other types, takes a second to import.
             with safe_open(file, framework="np" if plain else "pt") as opened:
                 for name in names:
                     yield file, name, opened.get_tensor(name)

@@ -81,7 +81,7 @@ def settings_beyond(described: Mapping[str, Any], known: Collection[str] = ()) -
             return value in _FIRST_VALUES
         return value is None or value is False or value in ("none", [], {})
 
-    # A setting of a later version of PEFT counts, unless it is off.
+    # Unknown settings count, too: a later version of PEFT may change what layers compute.
     return [
         f"{name}={value!r}"
         for name, value in sorted(described.items())
@@ -99,7 +99,8 @@ def untrainable(described: Mapping[str, Any], lora: LoraConfig, base: str = "") 
         return sorted(targets) if isinstance(targets, list) else targets
 
     layers = described.get("layers_to_transform")
-    of_last = isinstance(layers, list)  # as ``model.lora.last_layers`` makes them
+    # Adapters made with ``model.lora.last_layers`` have a list; any other form is refused.
+    of_last = isinstance(layers, list)
     kind = described["peft_type"]
     beyond = settings_beyond(described, ("layers_to_transform",) if of_last else ())
     if kind != "LORA" or beyond:
@@ -172,7 +173,7 @@ def misfit(found: Shapes, expected: Shapes) -> str | None:
 
 def adapter_misfit(found: Shapes, expected: Shapes) -> str | None:
     """``misfit`` of the file of an adapter."""
-    # It may also hold copies of base weights.
+    # The file may also hold copies of base weights, which are not compared.
     return misfit({n: s for n, s in found.items() if "lora_" in n or n in expected}, expected)
 
 
@@ -184,7 +185,7 @@ def copy_adapter(peft_model: Any, tensors: Mapping[str, Any]) -> str | None:
     places = get_peft_model_state_dict(peft_model, save_embedding_layers=False)
     if (problem := adapter_misfit(shapes_of(tensors), shapes_of(places))) is not None:
         return problem
-    # PEFT's own loader takes some names for experts, and leaves what it does not know as it was.
+    # PEFT's own loader takes some names for experts, and ignores unknown ones without an error.
     with torch.no_grad():
         for name, place in places.items():
             place.copy_(tensors[name])
@@ -219,7 +220,7 @@ def check_lora(path: Path, config: ModelConfig, most: int, *, vllm: bool = False
     vllm: refuse variants of LoRA, too.
     """
     other = "; use engine=transformers" if vllm else ""
-    if vllm and kind_of_weights(path) == "model":  # vLLM has no kernels for these
+    if vllm and kind_of_weights(path) == "model":
         raise ConfigError(f"{path} holds full weights, and vLLM plays adapters only{other}")
     described = read_adapter(path)
     kind, rank = described["peft_type"], largest_rank(described)
@@ -257,7 +258,8 @@ def check_initial_adapter(path: Path, config: ModelConfig, base: str) -> None:
     described, model = read_adapter(path), empty_model(config)
     lora = dataclasses.replace(config.lora, target_modules=adapted_layers(model, config.lora))
     theirs = dataclasses.replace(lora, target_modules=described.get("target_modules") or [])
-    with contextlib.suppress(ConfigError):  # else shown as they are
+    # Targets that this model lacks are shown as the file has them.
+    with contextlib.suppress(ConfigError):
         described["target_modules"] = adapted_layers(model, theirs)
     if (problem := untrainable(described, lora, base)) is not None:
         raise ConfigError(f"learner.initial_adapter={path}: the adapter {problem}")
@@ -307,7 +309,8 @@ def _weight_files(path: Path) -> list[Path]:
             raise ConfigError(f"{index} lists no weights")
         return [path / name for name in sorted(set(parts.values()))]
     files = sorted(path.glob("*.safetensors"))
-    if not files and not any(path.glob("*.bin")):  # PyTorch's own format, which is not looked at
+    # Weights in PyTorch's own format (*.bin) are accepted; only safetensors are looked at.
+    if not files and not any(path.glob("*.bin")):
         raise ConfigError(f"{path} has no weights (*.safetensors)")
     return files
 
@@ -323,12 +326,14 @@ def _expected_shapes(path: Path, config: ModelConfig) -> Shapes:
         wanted: Any = PeftConfig.from_pretrained(str(path))
         if wanted.is_prompt_learning:
             raise ValueError("it changes prompts and no layers")
-        wanted.init_lora_weights = False  # some kinds start from the base weights, absent here
-        wanted.base_model_name_or_path = model.name_or_path  # compared by the caller
+        # Some kinds compute their first values from base weights, which an empty model lacks.
+        wanted.init_lora_weights = False
+        # The caller compares base models; PEFT would warn of another name.
+        wanted.base_model_name_or_path = model.name_or_path
         with torch.device("meta"):
             adapted = get_peft_model(model, wanted)
         return shapes_of(get_peft_model_state_dict(adapted, save_embedding_layers=False))
-    except (KeyError, TypeError, ValueError) as error:  # PEFT raises these for odd settings
+    except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"the adapter in {path} does not fit the model: {first_line(error)}"
         ) from error
@@ -353,7 +358,7 @@ def same_model(first: str, second: str) -> bool:
         >>> same_model("Qwen/Qwen3-1.7B-Base", "/models/qwen3-1.7b-base/")
         True
     """
-    # Caches are at other paths on other machines.
+    # Only the last parts count, because caches are at different paths on different machines.
     name, other = (model.rstrip("/").rsplit("/", 1)[-1].casefold() for model in (first, second))
     return name == other
 
@@ -366,7 +371,7 @@ def start_of(config: PolicyConfig, run_dir: Path | None = None) -> Path | None:
     given = config.learner.initial_adapter
     if given is None:
         return None
-    # A run that has begun keeps a copy: the other one may have gone on, or be deleted.
+    # A run that has begun keeps a copy: the adapter may have changed since, or be deleted.
     if run_dir is not None and (own := RunPaths(root=run_dir).checkpoints / step_name(0)).exists():
         return own
     run = RunPaths(root=Path(given))

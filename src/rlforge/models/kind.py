@@ -36,7 +36,7 @@ def untrainable(model: Any) -> str:
     """
     config = model.config.get_text_config()
     layers = set(getattr(config, "layer_types", None) or ())
-    # The mark is of the class: the layers of a hybrid may all attend.
+    # ``_is_stateful`` marks a class of hybrids, of which a model may have only attention layers.
     attends = bool(layers) and all(each.endswith("_attention") for each in layers)
     if (getattr(model, "_is_stateful", False) and not attends) or layers & _RECURRENT:
         return "a recurrent state"

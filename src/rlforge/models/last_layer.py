@@ -94,7 +94,7 @@ def trial_tokens(vocab_size: int, count: int) -> Tensor:
         >>> trial_tokens(40, 3)
         tensor([33, 32, 31])
     """
-    # The first ones are often control tokens, which magnify rounding.
+    # The first ids are often those of control tokens, which magnify rounding.
     return (7919 * torch.arange(count) + 113) % vocab_size
 
 
@@ -134,7 +134,8 @@ def difference(
         expected = plain()
         same = same_up_to_rounding(short(), expected, exact)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-        if is_lost(error):  # nothing can be computed there any more
+        # A lost device says nothing about ``short``: every later computation fails there.
+        if is_lost(error):
             raise
         return f"fails with {error!r}"
     return "" if same else "computes differently"

@@ -26,7 +26,8 @@ from rlforge.system.network import (
     without_credentials,
 )
 
-if TYPE_CHECKING:  # locating a model and reading its tokenizer need no torch
+# Locating a model and reading its tokenizer need no torch, whose import takes seconds.
+if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger(__name__)
@@ -88,7 +89,8 @@ def unfetched(config: ModelConfig) -> bool:
     for index in folder.glob("*.index.json"):
         try:
             shards |= set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, TypeError, KeyError, AttributeError):  # loading says what is wrong
+        except (ValueError, TypeError, KeyError, AttributeError):
+            # A damaged index counts as unfetched; loading says what is wrong.
             return True
     found = [*folder.glob("*.safetensors"), *folder.glob("*_model*.bin")]
     return not found or not shards <= {file.name for file in found}
@@ -151,7 +153,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
     tokenizer = _load(config, _read_tokenizer)
     tokenizer.chat_template_args = config.chat_template_args
     if tokenizer.pad_token_id is None:
-        # Padding is masked everywhere, so any token will do.
+        # Nothing reads padding, so any token will do.
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     return tokenizer
 
@@ -174,7 +176,7 @@ def load_decoder(config: ModelConfig) -> Callable[[Iterable[Sequence[int]]], lis
     """A function that gives the texts of sequences of token ids, with their control tokens."""
     folder = local_copy(config)
     if folder is not None and (folder / "tokenizer.json").is_file():
-        # An actor that needs no more starts seconds sooner without transformers.
+        # Without transformers, an actor that only decodes starts seconds sooner.
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -190,7 +192,7 @@ def load_base_model(config: ModelConfig, device: torch.device, dtype: torch.dtyp
     model, lacking = _load(config, read_model, dtype=dtype)
     if lacking:
         raise ConfigError(f"{config.place}: {lacking}")
-    # Adapters record the name of their base, not the path of a copy in some cache.
+    # Adapters record this as their base: a copy's path in some cache would not say which.
     model.name_or_path = model.config._name_or_path = resolve_model(config)
     model.to(device).eval()
     speed_up_linear_layers(model)
@@ -217,7 +219,7 @@ def _quantised(folder: Path) -> str:
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118  # not a dictionary
                 kind = opened.get_slice(name).get_dtype()
-                # Such weights would be loaded as if they had no scale.
+                # Transformers would load quantised weights as if they had no scale.
                 if name.endswith("weight") and kind not in ("F64", "F32", "F16", "BF16"):
                     return (
                         f"{name} is of {kind} numbers, and its config.json has no "
@@ -231,7 +233,7 @@ def read_model(place: str, **options: Any) -> tuple[Any, str]:
     """The model in ``place``, and what its files lack or hold in other shapes; "" if nothing."""
     from transformers import AutoModelForCausalLM
 
-    # Transformers draws weights that it does not find at random, and says so only in its log.
+    # Transformers draws missing weights at random, and says so only in its log.
     model, found = AutoModelForCausalLM.from_pretrained(
         place, output_loading_info=True, ignore_mismatched_sizes=True, **options
     )
@@ -252,13 +254,13 @@ def load_model_config(config: ModelConfig) -> Any:
     from transformers import AutoConfig
     from transformers.utils import find_adapter_config_file
 
-    # Transformers would load that adapter, too, and one in training would be of its layers.
+    # Transformers would load that adapter, too, and a new adapter would then be on its layers.
     if _load(config, find_adapter_config_file) is not None:
         raise ConfigError(
             f"{config.place}: there is an {ADAPTER_CONFIG} beside {MODEL_CONFIG}; take the model "
             "that the former names, or one into which the adapter is merged"
         )
-    # Else it asks on a terminal whether to run a model's own code, which rlforge never does.
+    # Otherwise transformers asks whether to run a model's own code, which rlforge never does.
     return _load(config, AutoConfig.from_pretrained, trust_remote_code=False)
 
 
@@ -271,8 +273,8 @@ def positions(described: Any) -> int:
         most -= (text.pad_token_id or 0) + 1
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     for each in (rope, *(part for part in rope.values() if isinstance(part, dict))):
-        # Beyond its first positions LongRoPE turns those of all tokens before otherwise: no pass
-        # over a whole sequence says what each token was drawn from.
+        # Past its original positions LongRoPE rotates all earlier tokens differently, so a pass
+        # over a whole sequence does not give the log-probs that its tokens were drawn from.
         if each.get("rope_type", each.get("type")) in ("longrope", "su"):
             first = each.get("original_max_position_embeddings")
             first = first or getattr(text, "original_max_position_embeddings", None)
@@ -284,8 +286,9 @@ def model_positions(config: ModelConfig) -> int:
     """``positions`` of a configured model; ConfigError as ``load_model_config``."""
     folder = local_copy(config)
     if folder is not None and made_model(config.kind) is not None:
-        # Transformers' classes import torch: seconds of a process that only checks a configuration.
-        with contextlib.suppress(OSError, ValueError, KeyError):  # AutoConfig says what is wrong
+        # Transformers' classes import torch, which takes seconds; a damaged file is left to them,
+        # because their errors say what is wrong.
+        with contextlib.suppress(OSError, ValueError, KeyError):
             described = json.loads((folder / MODEL_CONFIG).read_text(encoding="utf-8"))
             if described["model_type"] == "llama":
                 return int(described["max_position_embeddings"])
@@ -322,7 +325,8 @@ def listed_ends(config: ModelConfig) -> set[int]:
         ids = {*(listed if isinstance(listed, list) else [listed])} - {None}
         if wrong := [each for each in ids if type(each) is not int]:
             raise ValueError(f"eos_token_id holds {wrong[0]!r}, which is no id of a token")
-    except OSError:  # base models often have none
+    except OSError:
+        # Base models often lack this file, which is no error.
         return set()
     except (ValueError, TypeError) as error:
         raise ConfigError(
@@ -367,7 +371,7 @@ def _load(config: ModelConfig, loader: Callable[..., Any], **options: Any) -> An
 
 
 def _damaged(folder: Path) -> str:
-    # Libraries say what is wrong in a file, and not which it is.
+    # Errors of libraries say what is wrong in a file, but not in which one.
     for file in sorted(each for form in _DESCRIPTIONS for each in folder.glob(form)):
         try:
             text = file.read_text(encoding="utf-8")
@@ -382,7 +386,7 @@ def _where(source: str) -> str:
     """The directory or id to load from, or the hub's local copy; ConfigError without one."""
     if Path(source).is_dir() or hub_is_reachable():
         return source
-    # Without a network the hub's client tries for a minute per file before it looks there itself.
+    # Without a network the hub's client tries for a minute per file before it takes its copy.
     cached = _cached(source)
     if cached is None:
         from huggingface_hub import constants

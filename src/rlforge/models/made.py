@@ -71,7 +71,8 @@ def made_model(kind: str) -> MadeModel | None:
 
 
 def _create_tiny(own: recipe.TinyRecipe, folder: Path, progress: Progress) -> None:
-    from rlforge.models.tiny.create import create_tiny  # imports torch
+    # ``create`` imports torch, which only making a model needs.
+    from rlforge.models.tiny.create import create_tiny
 
     create_tiny(folder, own, progress)
 

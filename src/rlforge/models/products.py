@@ -30,7 +30,7 @@ def onednn_is_faster() -> bool:
         if "AuthenticAMD" in Path("/proc/cpuinfo").read_text(errors="replace"):
             left, right = torch.randn(2, 256, 256, generator=torch.Generator().manual_seed(0))
             exact = left.double() @ right.double()
-            # Rounding to bfloat16 would make the error some 10,000 times as large.
+            # oneDNN may round to bfloat16: the error would be some 10,000 times as large.
             return float((_by_onednn(left, right.T) - exact).norm() / exact.norm()) < 1e-5
     return False
 

@@ -112,7 +112,7 @@ class ModelShape:
 @functools.cache
 def _adapted(shape: ModelShape, targets: str | tuple[str, ...], first: int) -> Counter[str]:
     """``ModelShape.adapted`` in the layers from ``first`` on."""
-    # A plan asks many times; a list of targets is no key of a cache.
+    # A plan asks many times, so counts are cached, by a tuple: a list cannot be a cache's key.
     lora = LoraConfig(target_modules=targets if isinstance(targets, str) else [*targets])
     return Counter(
         name.rpartition(".")[2]

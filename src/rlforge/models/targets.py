@@ -20,9 +20,11 @@ LINEAR = (nn.Linear, Conv1D)
 def linear_layers(model: Any) -> dict[str, bool]:
     """Names of the linear layers that can get an adapter; True: the output layer."""
     head, decoder = model.get_output_embeddings(), model.get_decoder()
-    if decoder is head:  # ModernBERT's decoder calls its head so
+    # ModernBERT's output layer is named ``decoder``, so ``get_decoder`` returns it.
+    if decoder is head:
         decoder = model.base_model
-    # Text does not pass the layers of images and sound. PEFT means the experts by some names.
+    # Text does not pass the layers of images and sound, so an adapter there would learn nothing;
+    # other names are left out because PEFT takes them for experts.
     reached, taken = {id(module) for module in decoder.modules()}, _names_of_experts(model)
     found = {
         name: module is head
@@ -44,7 +46,7 @@ def adapted_layers(model: Any, lora: LoraConfig) -> list[str]:
     if (problem := unknown_targets(type(model).__name__, layers, lora)) is not None:
         raise ConfigError(problem)
     chosen = {name for name, is_head in layers.items() if lora.adapts(name, head=is_head)}
-    # Last parts of names, where these are enough to tell the layers.
+    # Whole names are needed only where the last parts would name other modules, too.
     short = {_last(name) for name in chosen}
     meant = {name for name, _ in model.named_modules() if _last(name) in short}
     return sorted(short if meant == chosen else chosen)
@@ -95,7 +97,7 @@ def _is_linear(module: nn.Module) -> bool:
     if type(module).forward in (nn.Linear.forward, Conv1D.forward):
         return True
     outputs, inputs = module.weight.shape
-    # Routers and grouped layers are subclasses, too: it is tried.
+    # A subclass may be a router or a grouped layer, which computes more: a trial shows.
     try:
         with torch.no_grad():
             out: Any = module(module.weight.new_zeros(1, 1, inputs))
@@ -110,7 +112,7 @@ def _last(name: str) -> str:
 
 def _experts(model: Any) -> set[str]:
     """The tensors that hold all experts of a layer, by the last two parts of their names."""
-    # Experts in one tensor [experts, outputs, inputs] are no layers of their own.
+    # Experts are [experts, outputs, inputs]; weights of convolutions have three dimensions, too.
     return {
         f"{_last(path)}.{name}"
         for path, module in model.get_decoder().named_modules()
@@ -127,15 +129,16 @@ def _names_of_experts(model: Any) -> set[str]:
     from peft import LoraConfig as PeftLoraConfig
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 
-    # PEFT reads adapters of former versions of transformers so, whose experts were layers.
-
+    # In former versions of transformers experts were layers, and PEFT still reads adapters by
+    # their names: it would take an adapter of a linear layer so named for one of experts.
     names = {_last(name) for name, module in model.named_modules() if isinstance(module, LINEAR)}
     taken = set()
     for name in names:
         config = PeftLoraConfig(target_modules=[name])
         try:
             convert_peft_config_for_transformers(config, model, None)
-        except ValueError:  # it takes some names only together with others
+        except ValueError:
+            # PEFT takes some names of experts only together with others.
             taken.add(name)
         else:
             taken |= {name} if config.target_parameters else set()

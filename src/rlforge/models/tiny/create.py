@@ -48,7 +48,8 @@ def create_tiny(directory: Path, recipe: TinyRecipe, progress: Callable[[str], N
     progress(f"playing {sum(game.games for game in recipe.games)} random games")
     tokenizer, played = corpus(recipe)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # matrices this small are slower on several
+    # Matrices this small multiply faster on one thread than on several.
+    torch.set_num_threads(1)
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
@@ -61,7 +62,7 @@ def create_tiny(directory: Path, recipe: TinyRecipe, progress: Callable[[str], N
                 measured[game.name] = report(model, heads, lessons(states, tokenizer))
     finally:
         torch.set_num_threads(threads)
-    # Readers of a model's stop tokens look here.
+    # Answers end with an action, whose last token holds ``]``; engines find stop tokens here.
     model.generation_config.eos_token_id = [tokenizer.eos_token_id, *closing_ids(tokenizer)]
     with no_progress_bars():
         model.save_pretrained(directory)
@@ -83,8 +84,8 @@ class Heads(nn.Module):
     def __init__(self, hidden: int, actions: int, facts: int) -> None:
         super().__init__()
         self.value = nn.Linear(hidden, 1)
-        # These are discarded; the features that they read stay in h. Without their losses h holds
-        # only the free cells, and later learning finds nothing else in it.
+        # These heads are discarded; the features that they read stay in h. Without their losses h
+        # holds only the free cells, and later learning finds nothing else in it.
         self.wins = nn.Linear(hidden, actions)
         self.blocks = nn.Linear(hidden, actions)
         self.facts = nn.Linear(hidden, facts) if facts else None
@@ -157,7 +158,7 @@ def game_loss(
     hidden = last_hidden(model, lessons.prompt_ids[rows])
     legal = torch.from_numpy(lessons.legal[rows]).float()
     logprobs = action_logprobs(model, hidden, lessons)
-    # Mask times log-probability: both are finite, and illegal actions have weight 0.
+    # The mask gives illegal actions weight 0; their log-probs are finite, so no nan arises.
     policy = -(logprobs * legal).sum(1) / legal.sum(1)
     error = heads.value(hidden)[:, 0] - torch.from_numpy(lessons.outcome[rows])
     loss: Tensor = policy.mean() + recipe.value_weight * error.square().mean()

@@ -56,7 +56,8 @@ class Warmup(ABC):
     def play(self, discount: float, seed: int) -> list[State]:
         """The ``states``, with outcomes divided by the largest of all (by size)."""
         states = self.states(discount, seed)
-        largest = max(abs(state.outcome) for state in states) or 1.0  # all games may be drawn
+        # If all games are drawn, the largest outcome is 0, by which nothing can be divided.
+        largest = max(abs(state.outcome) for state in states) or 1.0
         return [dataclasses.replace(state, outcome=state.outcome / largest) for state in states]
 
 
@@ -121,7 +122,7 @@ class TinyRecipe:
     layers: int = 2
     heads: int = 3
     ffn: int = 384
-    # Reaches the same loss in half the steps of the usual 0.02.
+    # With 0.1 training reaches the same loss in half the steps of the usual 0.02.
     initializer_range: float = 0.1
     positions: int = 2048
     steps: int = 900
