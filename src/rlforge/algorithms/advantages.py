@@ -81,13 +81,13 @@ def in_groups(samples: Sequence[Sample], formula: Formula) -> Targets:
                 f"grpo: game {sample.origin} belongs to no group; group-relative advantages need "
                 "games in groups and buffer.kind=episode"
             )
-        # Roles apart, because seats may differ in expected reward.
+        # Roles are compared apart, because seats may differ in expected reward.
         group = rewards.setdefault((sample.group_id, sample.player_id), {})
         group.setdefault(sample.origin, []).append(sample.reward)
     advantages: dict[tuple[str, int], float] = {}
     constant = 0
     for (_, player_id), games in rewards.items():
-        # A mean: every sample holds the outcome, which a sum would count once per turn.
+        # Every sample holds the outcome, which a sum, not a mean, would count once per turn.
         scores = [math.fsum(of_game) / len(of_game) for of_game in games.values()]
         constant += is_constant(scores)
         try:

@@ -38,7 +38,7 @@ def ratio(logprobs: Tensor, others: Tensor, mask: Tensor) -> Tensor:
 
 def log_ratio(logprobs: Tensor, others: Tensor, mask: Tensor) -> Tensor:
     """logprobs - others [B, T]; 0 on padding."""
-    # Padding may hold anything, nan included, and gets no gradient.
+    # Not a product with the mask: padding may hold nan, and 0 * nan is nan.
     return torch.where(mask > 0, logprobs - others, 0.0)
 
 
@@ -106,7 +106,6 @@ def importance_weights(
     if floor is None:
         name, outside, weights = "importance_capped_fraction", raw > cap, raw.clamp(max=cap)
     else:
-        # Tokens on which engine and learner disagree teach nothing.
         name, outside = "importance_masked_fraction", (raw < floor) | (raw > cap)
         weights = torch.where(outside, 0.0, raw)
     return TokenLoss(
@@ -151,7 +150,7 @@ def cispo_loss(
         tensor([[3.]])
     """
     weights = importance_weights(inputs.proximal_logprobs, inputs, cap, floor)
-    # Without gradient, so that clipping bounds the step on a token and never drops the token.
+    # The ratio has no gradient, so that clipping bounds the step on a token and never drops it.
     ratios = ratio(inputs.logprobs.detach(), inputs.proximal_logprobs, inputs.mask)
     clipped = ratios.clamp(1 - clip_low, 1 + clip_high)
     loss = -weights.loss * clipped * inputs.advantages[:, None] * _logprobs(inputs)
@@ -209,7 +208,7 @@ def clipped_loss(
     clipped = ratios.clamp(1 - clip_low, 1 + clip_high) * advantages
     objective = torch.minimum(plain, clipped)
     cut = clipped < plain
-    # Bounds the gradient at huge ratios, which the minimum leaves open where A < 0.
+    # Where A < 0 the minimum does not bound the gradient at huge ratios.
     if dual_clip is not None:
         least = dual_clip * advantages
         cut = cut | ((advantages < 0) & (objective < least))
@@ -285,7 +284,8 @@ def _over_legal(logprobs: Tensor) -> tuple[Tensor, Tensor]:
     absent = logprobs.isneginf()
     known = ~absent.all(-1)
     total = logprobs.masked_fill(~known[..., None], 0.0).logsumexp(-1, keepdim=True)
-    # Filled before and after: infinity minus infinity would be nan, also in gradients.
+    # Absent tokens are 0 before the subtraction, too: infinity minus infinity would be nan, also
+    # in gradients.
     return (logprobs.masked_fill(absent, 0.0) - total).masked_fill(absent, 0.0), known
 
 
@@ -302,6 +302,6 @@ def value_loss(inputs: LossInputs, value_clip: float | None) -> Tensor:
         if inputs.old_values is None:
             raise ValueError("a value clip needs old_values")
         change = (inputs.values - inputs.old_values).clamp(-value_clip, value_clip)
-        # The worse error, so that no step beyond the clip pays.
+        # The worse error counts, so that no step beyond the clip pays.
         errors = torch.maximum(errors, (inputs.old_values + change - inputs.returns).square())
     return errors.sum() / max(1, inputs.total_sequences)

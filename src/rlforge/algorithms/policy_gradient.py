@@ -104,7 +104,7 @@ class PolicyGradient(ABC, Generic[Config]):
         per_token = policy.loss
         metrics = {**policy.metrics, "policy_loss": self._aggregate(per_token, inputs).detach()}
         for name, coef, given in self._penalties(inputs):
-            # Without weight it is measured only, which needs no graph.
+            # A penalty without weight is only measured, which needs no graph.
             with torch.set_grad_enabled(coef > 0):
                 penalty = self._penalty(given)
             if coef > 0:
@@ -116,7 +116,7 @@ class PolicyGradient(ABC, Generic[Config]):
             bonus = inputs.entropy
             if config.entropy_over == "legal" and inputs.legal_logprobs is not None:
                 legal, known = legal_entropy(inputs.legal_logprobs)
-                # Behind where an answer becomes illegal nothing is gained by variety.
+                # Once an answer is illegal, its tokens get no bonus: variety gains nothing there.
                 bonus = torch.where(known.any(-1, keepdim=True), legal, bonus)
                 metrics["legal_entropy"] = token_mean(legal, inputs)
             coef = annealed(config.entropy_coef, config.entropy_final_ratio, inputs.progress)
@@ -130,7 +130,7 @@ class PolicyGradient(ABC, Generic[Config]):
         kl = self.config.kl
         coef = annealed(kl.coef, kl.final_ratio, inputs.progress)
         if kl.to == "previous":
-            # Measured even where the coefficient is 0: these log-probs exist anyway.
+            # This KL is measured even where the coefficient is 0: its log-probs exist anyway.
             yield "kl", coef, _with_previous(inputs)
         elif self.reference is not None:
             yield "kl", coef, inputs
@@ -150,7 +150,7 @@ class PolicyGradient(ABC, Generic[Config]):
         ):
             return penalty
         legal, known = legal_kl(inputs.legal_logprobs, inputs.reference_legal)
-        # Estimated where no legal token is known.
+        # ``legal`` is 0 where no legal token is known, which would leave such tokens free.
         return torch.where(known, legal, penalty)
 
     def _aggregate(self, per_token: Tensor, inputs: LossInputs) -> Tensor:
@@ -239,7 +239,7 @@ class WindowGrpo(PolicyGradient[WindowGrpoConfig]):
         by_agent: dict[tuple[str, int], list[int]] = {}
         for index, sample in enumerate(samples):
             by_agent.setdefault(sample.episode, []).append(index)
-        # Constant groups count agents also where the whole batch is compared.
+        # Metrics count agents even where the whole batch is compared.
         agents = list(by_agent.values())
         compared = [list(range(len(samples)))] if self.config.advantage == "documented" else agents
         advantages = [0.0] * len(samples)
@@ -278,7 +278,7 @@ class ActorCritic(PolicyGradient[CriticConfig]):
                 turn_rewards(samples[where]), values[where], config.gamma, config.gae_lambda
             )
         returns = tuple(a + v for a, v in zip(advantages, values, strict=True))
-        # After the returns, which the critic learns in units of reward.
+        # Not before the returns, which the critic learns in units of reward.
         if config.normalize_advantages:
             advantages = standardize(advantages)
         return Targets(

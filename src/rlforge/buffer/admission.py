@@ -17,7 +17,7 @@ _WINDOW = 512
 _LOST = 5.0
 _MARGIN, _GROWTH, _BURST = 1.2, 3.0, 8
 _LONGEST_WAIT = 8.0
-# Callers look at the clock more often than that.
+# Callers ask for games every 0.1 s: a burst that holds less would cap the rate.
 _TICK_S = 0.2
 _SHORT = 0.7
 
@@ -114,8 +114,8 @@ def expected_age(games: float, per_game: float, batch_size: float) -> float:
         >>> expected_age(384, 7.0, 384)
         3.5
     """
-    # Games pass through updates in games · l / B updates. Seats continue with the newest version,
-    # so a turn in the middle of a game is half of that old at its end.
+    # A game of l turns takes games · l / B updates. Its seats always play the newest version, so
+    # when it ends its turns are half of that old, on average.
     return games * per_game / (2 * batch_size)
 
 
@@ -169,8 +169,7 @@ class Admission:
         self._settings, self._guess = settings, samples_per_game
         self._batch, self._ready = settings.batch_size, settings.ready_size
         first = [Yield(samples, turns, 0) for samples, turns in settings.games if samples and turns]
-        # Integers with exact sums: the mean of a constant yield is exact.
-        # Repeated to a quarter of the window, so that games of this run soon outweigh them.
+        # Earlier games fill a quarter of the window, so that games of this run soon outweigh them.
         self._games = deque((first * _WINDOW)[: _WINDOW // 4], _WINDOW)
         #: Ended games among those that count.
         self._ended = 0
@@ -202,8 +201,8 @@ class Admission:
     def samples_per_game(self) -> float:
         """Expected samples of one game in progress."""
         sums = self._sums
-        # Weighted by turns, as long games are in progress more often: the plain mean would fill the
-        # places of short games while long ones go on.
+        # Weighted by turns, because a game in progress is rather a long one: the plain mean would
+        # expect too few samples, and admit too many games.
         return sums.samples_of_turns / sums.turns if sums.turns else self._guess
 
     def _turns_of_batch(self) -> float:
@@ -222,7 +221,8 @@ class Admission:
             return self._settings.workers
         aged = math.ceil(WANTED_AGE / self._age(1))
         first = math.ceil(self._ready / self.samples_per_game)
-        # A full batch must fit, whatever its age; games beyond the engines' slots only wait.
+        # The games of a full batch must fit, however old their turns get; games beyond the slots of
+        # the engines would only wait.
         return max(first, min(aged, self._settings.slots or aged))
 
     @property
@@ -257,7 +257,7 @@ class Admission:
 
     def observe(self, game: Yield) -> None:
         """Learn from a game whose samples can be drawn, or were dropped."""
-        # Games without samples have no weight: their places are filled as soon as they have ended.
+        # A game without samples has weight 0, and would only push others out of the window.
         if game.samples > 0:
             self._games.append(game)
             self._ended += 1
@@ -270,7 +270,8 @@ class Admission:
 
         ``lost`` is the share thrown away of what came since the last draw.
         """
-        # Games that began before the first update are for the first batches.
+        # Draws before the first update do not age games: those begun by then are for the first
+        # batches.
         if now is not None and self._draws:
             self._draw_times.append(now)
         self._learning[version] = self._learning.get(version, 0) + samples
@@ -295,7 +296,7 @@ class Admission:
     @property
     def _weight(self) -> float:
         """Weight of the newest draw in the running means."""
-        # The means span the life of a game: what is decided now shows that much later.
+        # The means span the life of a game, because a decision shows only that much later.
         life = self._mean * self.samples_per_game / self._batch
         return 1 / min(max(1, self._draws), 3 + life)
 
@@ -312,14 +313,14 @@ class Admission:
             raise ValueError(f"cannot reserve {games} games")
         flowing = now is not None and self._settings.max_staleness > 0
         target = min(self.workers, self._target(stored, lacks, flowing))
-        # 1e-9 absorbs the rounding error of a mean such as 7 / 3.
+        # 1e-9 absorbs the rounding error of a mean such as 7 / 3, by which floor would lose a game.
         granted = max(0, min(games, math.floor(target - self.in_flight + 1e-9)))
         if flowing:
             assert now is not None
             granted = int(min(granted, self._pace(target, now)))
-        # Whether the update from the newest batch, which may not be made yet, is published.
+        # Without a game in progress the learner would wait for ever, unless the update from the
+        # newest batch, which may not be made yet, is published and makes room.
         due = bool(self._learning) and (max(self._learning) + 1) % self._settings.save_every == 0
-        # The learner would wait for ever without a game in progress.
         if granted == 0 and games > 0 and lacks and not self.in_flight and not due:
             granted = 1
         self._tokens = max(0.0, self._tokens - granted)
@@ -329,13 +330,13 @@ class Admission:
     def _target(self, stored: int, lacks: int, flowing: bool) -> float:
         per_game, life, growth = self.samples_per_game, 0.0, 0.0
         if flowing:
-            # A batch of games with a life of one update, as long as little else is known.
+            # While few games have ended, those of a full batch count with a life of one update.
             sums = self._sums
             life = (self._ready + sums.lives) / (self._ready + sums.ended)
             more = self._shortage * lacks / self._ready - _LOST * self._lost
-            # More games would only lose more samples.
+            # Where samples are lost, more games would only lose more.
             life *= max(0.5, 1 + min(0.0, more))
-            # The learner waits: engines are the bottleneck and more games may help.
+            # Where the learner waits, engines are the bottleneck and more games may help.
             growth = self._mean * max(0.0, more)
         fresh = self._ready + self._settings.max_staleness * self._batch
         ahead = fresh - sum(self._learning.values())
@@ -352,21 +353,20 @@ class Admission:
         elif self._durations:
             duration = max(1e-3, sum(self._durations) / len(self._durations))
             passed = now - self._since
-            # Exponential means, over the duration of a game.
             weight = -math.expm1(-passed / duration)
             self._mean += (self.in_flight - self._mean) * weight
             self._wanted += (target - self._wanted) * weight
-            # A full batch may always be under way.
+            # The rate suffices for a full batch of games, even where fewer are in progress.
             few = min(target, self._ready / self.samples_per_game)
             games = max(1.0, few, self._mean)
-            # Faster growth would add to the losses before they show.
+            # Where samples are lost, growth would add to the losses before they show.
             growth = 1.0 if self._lost > 0.03 else min(_GROWTH, target / games)
             rate = games / duration * max(_MARGIN, growth)
-            # Bursts of the start widen with each generation of games.
+            # The bound spreads games that started together further with each generation.
             burst = max(1.0, games / _BURST, rate * _TICK_S)
             self._tokens = min(self._tokens + rate * passed, burst)
         self._since = now
-        # Games shorter than an update are of one version: engines may have them all at once.
+        # Games shorter than an update are of one version, so all may start at once.
         if self._durations and self._mean * self.samples_per_game < _SHORT * self._batch:
             return math.inf
         return math.floor(self._tokens)
@@ -382,7 +382,7 @@ class Admission:
         if duration_s is None:
             self._tokens += games
         else:
-            # Of many games that end together, 64 tell the mean.
+            # The window holds 64 durations: a longer list would be thrown away.
             self._durations.extend([duration_s] * min(games, 64))
 
     def state_dict(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from rlforge.samples import Episode, Sample, TrainBatch
 
 _T = TypeVar("_T")
 
-# Layout of a saved buffer; in form 1, samples had other fields.
+# Layout of a saved buffer; another is refused, because in form 1 samples had other fields.
 _FORM = 2
 
 
@@ -84,7 +84,7 @@ class VersionQueue(Generic[_T]):
     def _pop(self, version: int, place: int) -> _T:
         """Remove the item at ``place``."""
         items = self._by_version[version]
-        # The last item takes the place, which costs O(1).
+        # Only the last item leaves a list in O(1), so it takes the place of the removed one.
         items[place], items[-1] = items[-1], items[place]
         self._size -= 1
         if len(items) == 1:
@@ -201,14 +201,14 @@ class Buffer(ABC):
 
     def ready(self) -> bool:
         """Whether the learner may draw."""
-        # Games in progress end in this version, and the next one may not use them.
+        # An update now would make the turns of games in progress stale.
         if self._settings.max_staleness == 0 and self.in_flight:
             return False
         return self.drawable() >= self._settings.ready_size
 
     def add(self, games: Iterable[Shaped]) -> None:
         """Store finished games; stale ones and those of dropped groups are refused."""
-        # Draws depend on the order: games that only leave their group come last.
+        # Draws depend on the order, so it is fixed: games that only leave their group come last.
         for game in sorted(games, key=lambda game: not game.episodes):
             self._store(game)
         while self.drawable() > self._settings.max_size:
@@ -224,7 +224,7 @@ class Buffer(ABC):
         self._advance(version)
         if self.drawable() < n:
             return None
-        # Once per draw, so that games of one update are judged alike.
+        # The limit is set once per draw, so that games of one update are judged alike.
         self._max_age = self._age_limit()
         turns, samples = self._take(n)
         self.losses, self._losses = self._losses, Losses()
@@ -360,10 +360,10 @@ class Buffer(ABC):
         """Stamp of a game or group with these ``turns``."""
         versions = [turn.policy_version for turn in turns]
         settings, oldest, newest = self._settings, min(versions), max(versions)
-        # Nothing of it may be trained on, at any version.
+        # After ``begin_anew`` no version may be trained on games of the time before.
         if newest < self._first_version:
             return Stamp(-1, False, len(versions))
-        # No turn may be older than the version that is trained.
+        # Without staleness no turn may be older than the version that is trained.
         if not settings.max_staleness:
             return Stamp(oldest, False, len(versions))
         by_newest = newest + settings.max_staleness * settings.wait

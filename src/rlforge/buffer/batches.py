@@ -116,7 +116,7 @@ def _read(path: Path) -> tuple[_Rows, dict[str, Any]]:
         table = pq.read_table(path)
         rows, about = table.to_pylist(), json.loads(table.schema.metadata[_BATCH_KEY])
     for row in rows:
-        # Earlier versions, which learned from games only, called it so.
+        # Earlier versions learned from games only, and wrote the origin under this name.
         if "game_id" in row:
             row["origin"] = row.pop("game_id")
     return rows, about
@@ -142,7 +142,7 @@ def _read_csv(path: Path) -> tuple[_Rows, dict[str, Any]]:
     schema = _csv_schema()
     table = pyarrow.csv.read_csv(
         path,
-        # One block: a row with a long prompt is longer than the usual one.
+        # One block for the file, because a row with a long prompt does not fit into the usual one.
         read_options=pyarrow.csv.ReadOptions(block_size=max(1, path.stat().st_size)),
         parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
         convert_options=pyarrow.csv.ConvertOptions(

@@ -136,7 +136,7 @@ class EpisodeBuffer(Buffer):
                 return
         if group_id is None:
             self._observe(game)
-            # Without a group each episode is drawn by itself.
+            # No group holds the episodes of a game together, so each is drawn by itself.
             for episode in game.episodes:
                 self._add_complete(_Group(None, 1, [Shaped([episode])], group.stamp))
             return
@@ -146,7 +146,7 @@ class EpisodeBuffer(Buffer):
             group.ended += self.version
             self._open_size += len(game.episodes)
         else:
-            # Its episodes were filtered; those left are compared with each other.
+            # The game's episodes were filtered: a group that waited for it would never be complete.
             group.games -= 1
         if group.complete:
             self._close(group_id)
@@ -160,8 +160,8 @@ class EpisodeBuffer(Buffer):
                 self._observe(game)
             self._group_waits.append(self.version - group.ended / group.games)
         replacing = self._replacing + len(group.episodes)
-        # Admission still expects the full yield of every game: no more games start than without
-        # replacement, and none goes stale by it.
+        # For admission, games of groups that are left out have their full yield: else more games
+        # would start, and some would go stale.
         if replacing <= self._settings.max_replaced and not group.has_advantage:
             self._replacing = replacing
         elif group.episodes:
@@ -180,7 +180,7 @@ class EpisodeBuffer(Buffer):
         """Drop an open group and refuse its later episodes."""
         if (group := self._open.pop(group_id, None)) is not None:
             self._open_size -= len(group.episodes)
-        # Its games in progress still end, and would be a group that is never complete.
+        # The group's games in progress still end, and would else open it again, never complete.
         self._given_up[group_id] = self.version
 
     def _take(self, n: int) -> tuple[list[Sample], int]:
@@ -200,7 +200,7 @@ class EpisodeBuffer(Buffer):
             if group.stamp is not None and group.stamp.last < version:
                 self._losses.add(group.stamp, group.turns)
                 self._give_up(group_id)
-        # A game that ends even later reopens its group, which then goes stale.
+        # Older ids may go: a game that ends even later reopens its group, which then goes stale.
         oldest = version - self._settings.max_staleness * self._settings.wait
         self._given_up = {g: since for g, since in self._given_up.items() if since >= oldest}
 

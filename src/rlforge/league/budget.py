@@ -16,7 +16,7 @@ class ApiBudget:
     """Counts games, requests and money of API players, and closes at ``pool.api``'s limits."""
 
     def __init__(self, config: ApiConfig, file: Path | None = None) -> None:
-        # Money stays spent: a run that is resumed from an earlier state does not take it back.
+        # The file is newer than the state of a resumed run: money stays spent.
         self._config, self._file = config, file
         saved = {} if file is None else read_json(file)
         players = from_json(list[ApiUsage], saved.get("players", ()))

@@ -23,7 +23,7 @@ class NgramWindow:
     def __init__(self, n: int, size: int) -> None:
         self._n, self._size = n, size
         self._games: deque[tuple[str, ...]] = deque()
-        # Kept up to date game by game: draws of opponents ask for them often.
+        # Counts are kept game by game, because every draw of an opponent asks for the coverage.
         self._counts: Counter[tuple[str, ...]] = Counter()
         self._ngrams = self._games_total = self._ngrams_total = 0
 
@@ -98,7 +98,6 @@ class ExplorationTracker:
 
     def diversity(self, opponent: str) -> float:
         """The mean coverage of ``opponent`` over all environments played so far, in (0, 1]."""
-        # Many distinct n-grams mean that an opponent leads to many different states.
         if not self._envs:
             return OPTIMISTIC_COVERAGE
         met = self._opponents.get(opponent, {})

@@ -30,7 +30,8 @@ Rule = Callable[[Members], int]
 
 
 def newest(members: Members) -> int:
-    return 0  # the oldest leaves
+    # Members are in order: the oldest leaves.
+    return 0
 
 
 def spaced(members: Members) -> int:
@@ -39,15 +40,15 @@ def spaced(members: Members) -> int:
     No gap between versions that were registered apart is larger than twice that of evenly spaced
     ones.
     """
-    # T updates, k versions stay: of k + 1 versions the k - 1 inner ones have neighbours at most
-    # 2 T / (k - 1) apart on average, so that the least of those gaps, the new one, is no larger.
+    # After T updates, of k + 1 versions, the k - 1 inner ones have neighbours at most 2 T / (k - 1)
+    # apart on average, so that the least of those gaps, which becomes the new one, is no larger.
     versions = members.versions
     inner = range(1, len(versions) - 1)
     return min(inner, key=lambda index: versions[index + 1] - versions[index - 1], default=0)
 
 
 def strongest(members: Members) -> int:
-    # Of equal ratings the oldest leaves.
+    # ``min`` returns the first of equal ratings, which is the oldest.
     return min(range(len(members.uids) - 1), key=lambda index: members.mu(members.uids[index]))
 
 
@@ -56,7 +57,8 @@ def diverse(members: Members) -> int:
     vectors = members.payoffs(members.uids)
     apart = np.linalg.norm(vectors[:, None] - vectors[None], axis=-1).round(_DECIMALS)
     np.fill_diagonal(apart, np.inf)
-    # Two of a pair are equally near to each other: then the second neighbour decides, then age.
+    # The two nearest versions are equally near to each other: which one leaves, the distance to the
+    # second neighbour decides, then age.
     neighbours = np.sort(apart, axis=1).tolist()
     return min(range(len(members.uids) - 1), key=neighbours.__getitem__)
 
@@ -82,12 +84,13 @@ class History:
 
     @property
     def uids(self) -> list[str]:
-        return list(reversed(self._versions))  # the current one first
+        """The active versions, the current one first."""
+        return list(reversed(self._versions))
 
     def add(self, uid: str, version: int) -> list[str]:
         """Make ``uid``, made by ``version`` updates, current; returns the uids that leave."""
         retired = []
-        # The one before stays if it is pool.keep_every updates newer than the last that stayed.
+        # The version before leaves, unless it is pool.keep_every updates newer than the last kept.
         if self._versions and next(reversed(self._versions.values())) != self._kept:
             retired.append(self._versions.popitem()[0])
         if self._kept is None or version - self._kept >= self._keep_every:

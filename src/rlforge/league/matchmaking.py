@@ -31,7 +31,7 @@ class Line:
 
     def __init__(self, matchmaking: Matchmaking, history: History, seed: str) -> None:
         self.matchmaking, self.history = matchmaking, history
-        self.random = random.Random(seed)  # of the draws of opponents
+        self.random = random.Random(seed)
         #: All versions by uid, in order.
         self.checkpoints: dict[str, Checkpoint] = {}
         self.use_mode(None)

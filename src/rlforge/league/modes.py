@@ -66,7 +66,7 @@ class PoolView:
     def opponents(self) -> tuple[str, ...]:
         """Candidates of a draw: all but the current version, unless ``pool.include_current``."""
         others = tuple(uid for uid in self.everyone if uid != self.current)
-        # Without any other it is self-play.
+        # Where there is no other opponent, the current version plays itself.
         return others if others and not self.include_current else self.everyone
 
 
@@ -80,7 +80,8 @@ def softmax(scores: Sequence[float], temperature: float) -> list[float]:
         >>> softmax([1.0, 1.0], temperature=0.5)
         [0.5, 0.5]
     """
-    top = max(scores)  # subtracted, so that no power overflows
+    # The largest score is subtracted, so that no power overflows.
+    top = max(scores)
     powers = [math.exp((score - top) / temperature) for score in scores]
     total = math.fsum(powers)
     return [power / total for power in powers]
@@ -107,7 +108,7 @@ def lagged(view: PoolView) -> Weights:
     """Uniform over active versions that are lag_range[0] to lag_range[1] versions behind."""
     low, high = view.lag_range
     versions = (*view.rivals, *view.past)
-    # While no version is old enough, the oldest is drawn.
+    # While no version is old enough the oldest is drawn: else there would be no opponent.
     return _uniform(versions[low : high + 1] or versions[-1:])
 
 
@@ -135,15 +136,15 @@ def exploration(view: PoolView) -> Weights:
 def prioritized(view: PoolView) -> Weights:
     """In proportion to f(p), p being the learner's probability to win against an opponent.
 
-    Weighting ``hard``: f(p) = (1 - p)^power; ``even``: p (1 - p).
+    Prioritized fictitious self-play of AlphaStar (Vinyals et al. 2019, Methods). Weighting
+    ``hard``: f(p) = (1 - p)^power; ``even``: p (1 - p).
     """
-    # Prioritized fictitious self-play of AlphaStar (Vinyals et al. 2019, Methods).
     chances = [view.win_probability(uid) for uid in view.opponents]
     if view.weighting == "even":
         logs = [math.log(chance) + math.log1p(-chance) for chance in chances]
     else:
         logs = [view.power * math.log1p(-chance) for chance in chances]
-    # The softmax takes logarithms: powers of small numbers may all be 0.
+    # The softmax takes logarithms, because powers of small numbers may all underflow to 0.
     return dict(zip(view.opponents, softmax(logs, 1.0), strict=True))
 
 

@@ -32,7 +32,8 @@ def parse_opponent(name: str) -> PolicyRef:
     prefix, colon, rest = name.partition(":")
     if prefix not in _PREFIXES or not colon:
         families = {form.partition(":")[0]: form for form in PLAYERS.forms}
-        last = rest or name  # a folder, or an id of the hub or of OpenRouter
+        # A name with a slash is probably a folder or a model without its prefix.
+        last = rest or name
         model = f"; did you mean hf:{last}, or openrouter:{last}?" if "/" in last else ""
         if prefix in families and not rest:
             raise ConfigError(
@@ -61,6 +62,7 @@ def parse_opponent(name: str) -> PolicyRef:
         if not Path(rest).is_dir():
             raise ConfigError(f"opponent {name!r}: there is no directory {rest}")
         return PolicyRef(uid=name, kind="checkpoint", path_or_name=rest)
-    if prefix == "hf":  # whether it exists, rlforge.preflight.model finds out
+    if prefix == "hf":
+        # Not checked here: rlforge.preflight.model finds out whether the model exists.
         return PolicyRef(uid=name, kind="hf", path_or_name=rest)
     return PolicyRef(uid=name, kind="api", path_or_name=name)

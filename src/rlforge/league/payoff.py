@@ -44,7 +44,7 @@ class Results:
 
     @property
     def payoff(self) -> float:
-        # In (-1, 1): 2 win_probability - 1.
+        """2 win_probability - 1, in (-1, 1)."""
         return (self.wins - self.losses) / (self.games + 2)
 
     def plus(self, other: Results) -> Results:
@@ -128,7 +128,7 @@ def nash_equilibrium(payoffs: Any) -> list[float]:
     # squares (Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23.4).
     matrix = np.asarray(payoffs, dtype=float)
     size = len(matrix)
-    # With sum(x) >= 1 the least norm has sum(x) = 1, since all else may be scaled.
+    # With sum(x) >= 1 the least norm has sum(x) = 1, since any other x may be scaled down.
     constraints = np.vstack([np.eye(size), matrix.T, np.ones((1, size))])
     bounds = np.zeros(2 * size + 1)
     bounds[-1] = 1.0
@@ -162,7 +162,8 @@ def alpha_rank(payoffs: Any, alpha: float, population: int = 50) -> list[float]:
     size = len(matrix)
     if size == 1:
         return [1.0]
-    gain = alpha * (matrix.T - matrix)  # of the mutant, the column, over the row's strategy
+    # Row: a strategy; column: the mutant that gains over it.
+    gain = alpha * (matrix.T - matrix)
     # A mutant r replaces s with probability (1 - e^-u) / (1 - e^-mu), u = alpha (A_rs - A_sr), and
     # 1 / m where u = 0, computed without powers that overflow. Of each two strategies one replaces
     # the other with at least 1 / m, so that the chain has exactly one stationary distribution.

@@ -22,8 +22,9 @@ from rlforge.record.results import LadderRow, PoolEntry, PoolSnapshot, Role
 from rlforge.system.values import from_json, to_json
 from rlforge.types import Checkpoint, GameRecord, GameSpec, PolicyRef
 
+# AlphaStar's payoffs, which decay by 0.99 a game, remember about as many.
 #: Latest games that tell how the learner does now against an opponent.
-RECENT_GAMES = 100  # about the memory of AlphaStar's payoffs, which decay by 0.99 a game
+RECENT_GAMES = 100
 
 
 class ModelPool:
@@ -165,7 +166,8 @@ class ModelPool:
         """A policy's recent games against ``opponent``, its versions taken as one player."""
         total = Results()
         for uid in reversed(self._line(name).checkpoints):
-            # A version meets older ones only: its games while it was current are not against it.
+            # A version meets older ones only: results between ``opponent`` and those are from when
+            # it was the learner itself.
             if uid == opponent or total.games >= RECENT_GAMES:
                 break
             results = self._results.between(uid, opponent)
@@ -214,12 +216,13 @@ class ModelPool:
         if self._budget is None or self._budget.closed is None:
             return weights
 
-        # The others keep their shares of what is left.
+        # No game with API players may begin any more, so the others share all draws.
         def others(uids: Iterable[str]) -> list[str]:
             return [uid for uid in uids if self._policies[uid].kind != "api"]
 
         left = {uid: weights[uid] for uid in others(weights)}
-        if not any(left.values()):  # the mode draws API players only
+        if not any(left.values()):
+            # The mode draws API players only, and without them there would be no opponent.
             left = dict.fromkeys(others(view.opponents) or others(view.everyone), 1.0)
         total = sum(left.values())
         return {uid: weight / total for uid, weight in left.items()}
@@ -236,7 +239,7 @@ class ModelPool:
             for second, (wins, draws, losses) in row.items():
                 if order.get(first, -1) > order.get(second, len(order)):
                     games += wins + draws + losses
-                    points += wins + draws / 2  # a draw is half of a win
+                    points += wins + draws / 2
         return games, points
 
     def score(self, name: str, since: int) -> tuple[int, float]:
@@ -253,7 +256,7 @@ class ModelPool:
         return self._line(name).matchmaking.takes(seat)
 
     def limited(self, name: str) -> bool:
-        # It matters who sits where if a policy, or one that it meets, can take some seats only.
+        """Whether a policy, or one that it meets, can take some seats only."""
         own = self._line(name).matchmaking
         met = [self._lines[each].matchmaking for each in own.meets]
         return any(each.seats is not None for each in (own, *met))
@@ -282,7 +285,8 @@ class ModelPool:
                         f"game {spec.game_id} was played by {seat.policy.uid!r}, which the pool "
                         "does not know: register it before it plays"
                     )
-                self._register(seat.policy, "guest")  # rated, and never drawn
+                # A guest is rated, and never drawn.
+                self._register(seat.policy, "guest")
         uids = [seat.policy.uid for seat in spec.seats]
         # Evaluation games count, too: in mirror mode the learner meets others only there.
         outcome = [(seat.policy.uid, record.rewards[seat.player_id]) for seat in spec.seats]
@@ -300,9 +304,10 @@ class ModelPool:
     def _explore(self, record: GameRecord) -> None:
         seats = record.spec.seats
         opponents = [seat.policy.uid for seat in seats if not seat.trained]
-        if not opponents:  # in self-play the learner is its own opponent
+        # In self-play the learner is its own opponent.
+        if not opponents:
             opponents = [seat.policy.uid for seat in seats]
-        # A game may end after its opponent was retired: its window must not be made again.
+        # A game may end after its opponent was retired, whose window must not be made again.
         active = self._all_active()
         self._exploration.add(
             [uid for uid in opponents if uid in active or self._roles[uid] != "learner"],
@@ -339,7 +344,8 @@ class ModelPool:
         )
 
     def _ladder(self, results: Mapping[str, Mapping[str, Sequence[int]]]) -> list[LadderRow]:
-        # Policies of equal weights are one member, and the start of training is the first.
+        # Policies of equal weights are one member. Versions come first, because the first member,
+        # the start of training, is the zero of the scale.
         names: dict[tuple[str, str | None], list[str]] = {}
         versions = {uid for line in self._lines.values() for uid in line.checkpoints}
         for uid in sorted(self._policies, key=lambda uid: uid not in versions):

@@ -21,8 +21,9 @@ BETA = SIGMA / 2
 TAU = MU / 300
 #: Expected share of draws.
 DRAW_PROBABILITY = 0.1
+# Above 1, so that a version's own games soon part its rating from the parent's.
 #: Uncertainty of a new version's rating, as a multiple of its parent's and at most ``SIGMA``.
-INHERITED_SIGMA = 2.0  # above 1, its own games soon part its rating from the parent's
+INHERITED_SIGMA = 2.0
 
 
 class Rating(NamedTuple):
@@ -47,7 +48,7 @@ def mean_rewards(outcome: Sequence[tuple[str, float]]) -> dict[str, float]:
     rewards: dict[str, list[float]] = {}
     for uid, reward in outcome:
         rewards.setdefault(uid, []).append(reward)
-    # fsum: the order of the seats must not change it.
+    # The order of the seats must not change the mean, so its sum is exact.
     return {uid: round(math.fsum(own) / len(own), TIE_DECIMALS) for uid, own in rewards.items()}
 
 
@@ -84,10 +85,11 @@ class RatingTable:
         return self._own[uid] if ancestor == uid else self._inherited(self._own[ancestor])
 
     def ratings(self) -> dict[str, Rating]:
-        # One pass: asking for each would walk the whole chain where no version has played.
+        # One pass, as parents are registered before their children: asking for each rating would
+        # walk the whole chain where no version has played.
         nearest: dict[str, Rating] = {}
         table: dict[str, Rating] = {}
-        for uid, parent in self._parents.items():  # parents are registered before their children
+        for uid, parent in self._parents.items():
             if uid in self._own:
                 nearest[uid] = table[uid] = self._own[uid]
             elif parent is not None and parent in nearest:
@@ -115,7 +117,7 @@ class RatingTable:
         A higher reward is a better rank; equal rewards draw. winners: ``EnvSpec.won_by`` of the
         game.
         """
-        # A uid enters once: its seats are not independent evidence.
+        # A uid enters once, because its seats are not independent evidence.
         rewards = mean_rewards(outcome)
         if len(rewards) < 2 or winners == "all":
             return False
@@ -125,9 +127,10 @@ class RatingTable:
                 [uid for uid in rewards if rewards[uid] == reward]
                 for reward in dict.fromkeys(rewards.values())
             ]
-        ranks = [-rewards[team[0]] for team in teams]  # a lower rank is better
+        # The library takes the lowest rank for the best.
+        ranks = [-rewards[team[0]] for team in teams]
         before = [tuple(trueskill.Rating(*self.rating(uid)) for uid in team) for team in teams]
-        # A team plays with the mean of its skills.
+        # The library adds up the skills of a team: with their mean, a larger one is no stronger.
         weights = [(1 / len(team),) * len(team) for team in teams]
         try:
             after = self._skill.rate(before, ranks=ranks, weights=weights)

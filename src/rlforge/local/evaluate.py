@@ -69,7 +69,7 @@ async def evaluate_run(
         pairings = _against(pairings, [find_opponent(run_dir, name, config) for name in opponents])
     against = list(dict.fromkeys(rival for each in pairings for rival in each.opponents))
     most = max(each.env.num_players for each in pairings)
-    # Where policies of the run share the seats, the others of that time take theirs.
+    # Where several policies share the seats, those of the same time take the other ones.
     seats = seated_with(run_dir, policy, config, most)
     planned = plan_evaluation(pairings, policy, games, step=step, seed=config.seed, seats=seats)
     specs = list(planned)
@@ -81,7 +81,8 @@ async def evaluate_run(
         try:
             records = await collector.evaluate(specs, progress.add)
         except asyncio.CancelledError:
-            progress.report()  # what was measured is kept
+            # Else the results since the last report would be lost.
+            progress.report()
             raise
     results = summarise(records, step, policy.uid)
     return Measurement(
@@ -104,7 +105,7 @@ class _Progress:
         self._said = time.monotonic()
 
     def add(self, record: GameRecord) -> None:
-        """A game has ended."""
+        """Count a game that has ended."""
         self._records.append(record)
         if len(self._records) < self._games and time.monotonic() - self._said >= SAY_EVERY_S:
             self.report()
@@ -126,7 +127,6 @@ def _against(pairings: Sequence[Pairing], rivals: Sequence[PolicyRef]) -> tuple[
         )
         for each in pairings
     ]
-    # Without an opponent that knows its game an environment is left out.
     return tuple(each for each in met if each.opponents)
 
 

@@ -59,7 +59,7 @@ async def seat_policies(
         if any(one.kind == "checkpoint" for one in policies):
             tokenizer = load_tokenizer(config.model)
             stops = stop_token_ids(config.model, tokenizer)
-        # Else collections go through all of the engine's objects while games are played.
+        # Else garbage collections would go through all objects of the engine during games.
         with frozen_gc():
             yield SeatPolicies(config, tokenizer, engine, stops, policies)
     finally:
@@ -74,12 +74,12 @@ def start_engine(
     for other in others.values():
         raise_all(other_model_problems(other))
         raise_all(other_weight_problems(other))
-    # Runs of a CPU stay on the CPU, others use the device of this machine.
+    # This machine may lack the run's device, so only the choice of a CPU is kept.
     here = HardwareConfig(
         device="cpu" if config.hardware.device == "cpu" else "auto", threads=config.hardware.threads
     )
     hardware = resolve_hardware(here, detect(), num_engines=1, num_learners=0)
-    # vLLM takes longer to start than a few games take.
+    # Not vLLM, which takes longer to start than a few games last.
     if config.engine.name == "auto":
         config = dataclasses.replace(
             config, engine=dataclasses.replace(config.engine, name="transformers")
@@ -109,7 +109,7 @@ def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
     config = read_any(run_dir)
     names = policy_names(config)
     if name in [step_name(0, each) for each in names] and not averaged:
-        # The start of a run has no files but those of the adapter that it went on from.
+        # Version 0 has no files, unless the run went on from an adapter.
         start, own = config.learner.initial_adapter, run.checkpoints / step_name(0)
         start = str(own) if start is not None and own.exists() else start
         one = policy_in(name)
@@ -149,7 +149,7 @@ def seated_with(
         if entry_of(config, policy.name).takes(seat) or other == policy.name:
             there.append(policy)
             continue
-        # At a seat that it cannot take, the policy there as it was after as many updates.
+        # Another policy has this seat, and plays as it was after as many updates.
         own = [name for name in saved if policy_in(name) == other]
         past = [name for name in own if step_number(name) <= policy.version]
         there.append(find_policy(run_dir, past[-1] if past else step_name(0, other))[0])
@@ -172,7 +172,7 @@ def best_version(run: RunPaths) -> str:
     saved = [path.name for path in list_checkpoints(run.checkpoints) if path.name in rates]
     if not saved:
         raise CheckpointError(f"{run.root}: no saved version was evaluated; name one, or latest")
-    # A mean over fewer opponents says something else.
+    # Means over fewer opponents cannot be compared with the others.
     most = max(len(rates[name]) for name in saved)
     whole = [name for name in saved if len(rates[name]) == most]
     return max(reversed(whole), key=lambda name: statistics.fmean(rates[name].values()))
@@ -185,7 +185,7 @@ def find_opponent(run_dir: Path, name: str, config: GamesConfig) -> PolicyRef:
         return find_policy(run_dir, name)[0]
     policy = parse_opponent(name)
     envs = eval_envs(config)
-    # Where it knows none of the games, the check says why not.
+    # The error of the check says why the opponent knows none of the games.
     if not any(can_play(policy, env) for env in envs):
         check_plays(policy, envs[0])
     return policy

@@ -72,7 +72,7 @@ class RewardPipeline:
         """Rewards of the game, then after each final transform."""
         rewards = [record.rewards]
         for transform in self._final:
-            # Plug-ins may need only the rewards, and are then plain functions.
+            # A plug-in that needs only the rewards may be a plain function.
             if isinstance(transform, GameTransform):
                 rewards.append(transform.of_game(rewards[-1], record, learned))
             else:
@@ -138,8 +138,8 @@ class RewardPipeline:
             rewards[name] = float(reward)
             if transform.adds_feedback:
                 continue
-            # One call serves both, unless an earlier transform paid feedback on this turn: a user's
-            # transform may have a state or a cost.
+            # One call serves both where no earlier transform paid feedback on this turn, because a
+            # user's transform may have a state or a cost.
             same = outcome_reward == before
             outcome_reward = reward if same else transform(trajectory, index, outcome_reward)
         spec, turn = trajectory.record.spec, trajectory.turns[index]

@@ -20,7 +20,7 @@ from rlforge.samples import Episode
 from rlforge.system.timeouts import TimeLimit
 from rlforge.types import GameRecord, GameSpec
 
-# Delivering in batches costs less.
+# Every delivery is a remote call, so finished games wait for others.
 #: Longest wait of a finished game for its delivery.
 FLUSH_S = 0.05
 
@@ -38,7 +38,7 @@ class Ports(Protocol):
 
 
 async def always(spec: GameSpec) -> bool:
-    """Admits every game."""
+    """Admit every game."""
     return True
 
 
@@ -103,7 +103,8 @@ class Collector:
         """
         ports, most = self._ports, self._config.most_games
         assert ports is not None
-        self._under_way = 0  # after a call that was cancelled
+        # A call before this one may have been cancelled with games under way.
+        self._under_way = 0
         try:
             async with asyncio.TaskGroup() as group:
                 flusher = group.create_task(self._flush_forever())
@@ -118,7 +119,7 @@ class Collector:
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         finally:
-            # Games that were finished by then count, whatever ended the others.
+            # Finished games count, whatever ended the others.
             await self._flush()
 
     async def play(self, specs: Sequence[GameSpec]) -> list[list[GameRecord]]:
@@ -132,7 +133,7 @@ class Collector:
         records = list[GameRecord]()
         while not records or records[-1].error is not None:
             record = await self._play_once(spec, self._legal_tokens)
-            # Time, or an engine that died: such an end would not be the same in another run.
+            # An end by time, or by an engine that died, would not be the same in another run.
             by_chance = (record.error or "").startswith(("TimeoutError", "Engine"))
             if record.end_reason == "timeout" or by_chance:
                 raise RunError(
@@ -164,7 +165,8 @@ class Collector:
                 if not await self._admit(spec):
                     return None
                 record = await self._play_once(spec, None)
-                if record.error is not None:  # once: then it is reported as failed
+                # One more try: a second failure is reported.
+                if record.error is not None:
                     record = await self._play_once(spec, None)
             on_record(record)
             return record
@@ -179,9 +181,9 @@ class Collector:
             if record.error is None:
                 self._failures_in_a_row = 0
                 self._under_way -= 1
-                # A game that failed keeps its slot for the one that replaces it.
                 self._slot_freed.set()
                 return
+            # The failed game keeps its slot for the one that replaces it.
             self._failures_in_a_row += 1
             if self._failures_in_a_row >= self._max_failures:
                 raise RunError(
@@ -219,13 +221,14 @@ def learned_episodes(
 ) -> list[Episode]:
     """The episodes of a game that are learned from; none of one that failed."""
     spec, learned = record.spec, record.spec.trained
-    # Who forfeits a game teaches its opponent nothing.
+    # A player that forfeits a game teaches its opponent nothing.
     if config.filter_opponent_invalid and record.invalid_by is not None:
         learned = tuple(player for player in learned if player == record.invalid_by)
-    # Before a seat is drawn: baselines of roles are means over every seat of the policy.
+    # Rewards are shaped before a seat is drawn, because baselines of roles are means over every
+    # seat of the policy.
     episodes = rewards.shape(record, learned)
     if config.learned_seats == "all" or not episodes:
         return episodes
-    # By the seed of the game, so that games of a group have the same seat.
+    # The game's seed draws the seat, so that games of a group have the same one.
     seat = random.Random(derive_seed(spec.seed, "learned seat")).choice(spec.trained)
     return [episode for episode in episodes if episode[0].player_id == seat]

@@ -71,8 +71,8 @@ class Conversation:
         """The current question with its tokens; ConfigError as of ``Prompter``."""
         room = math.inf if self._room is None else self._room
         whole = question = self._encoded(self.say(view))
-        # The oldest message that is left sums up all since the first turn. Where that does not fit
-        # either, it stays as it was.
+        # The oldest message that is left is rewritten to tell all since the first turn. Where that
+        # does not fit, it stays as it was, which is shorter.
         for since_first in (True, False):
             shorter = whole
             while len(question.token_ids) > room and len(shorter.answers) > 1:
@@ -100,8 +100,8 @@ class Conversation:
         kept: list[tuple[Completion, int, int]] = []
         for number, (start, end) in spans.items():
             if number in answers:
-                # Chat templates trim answers (the engine saw the white space), and may write the
-                # reasoning in front of the content.
+                # Chat templates trim answers, whose white space the engine saw, and may write the
+                # reasoning in front of the content, where the answer then begins.
                 said = answers[number].text.strip()
                 start = min(start, max(0, start + len(text[start:end].rstrip()) - len(said)))
                 if text[start:end].strip() == said:
@@ -111,20 +111,20 @@ class Conversation:
         if last is not None and kept:
             before, said = last.prompt, text[: kept[-1][1]]
             asked = before.contents[-1][2] if before.contents else 0
-            # Some templates open only the next answer, as with an empty ``<think>`` block, and
-            # leave that out in front of earlier ones: the engine has seen it.
+            # Where turns are dropped, or the template writes the history in another way, a new
+            # sequence begins. Not so where a template opens only the next answer, as with an empty
+            # ``<think>`` block, and leaves that out of earlier ones: the engine has seen it.
             if asked <= len(said) and before.text.startswith(said):
                 ids, place = last.token_ids, kept[-1][1]
         ended = False
         # Answers keep the engine's tokens, which need not be those of their text; what is between
         # is encoded.
         for answer, start, end in [*kept, (Completion(text=""), len(text), len(text))]:
-            # Where turns are dropped, or the template writes the history in another way, a new
-            # sequence begins.
+            # The tokens of the last question already hold this answer.
             if start < place:
                 continue
             between = self._prompter.ids(prompt.part(place, start), begins=not place)
-            # The engine has sampled the end of the turn that the template writes, too.
+            # The token that ends a turn, which the engine has sampled, must not stand twice.
             closed = ended and between[:1] == ids[-1:]
             ids = (*ids, *(between[1:] if closed else between), *answer.token_ids)
             place, ended = end, answer.finish_reason == "stop"
@@ -141,9 +141,10 @@ def conversation_in(
 
 
 def _without_older_half(question: Question, *, since_first: bool) -> Question:
-    """Without the older half of the turns after the first."""
+    """``question`` without the older half of the turns after the first."""
     messages, answers = question.messages, question.answers
-    begin = len(messages) - 2 * len(answers) + 1  # after the first answer
+    # Messages before this one are the first turn, which stays.
+    begin = len(messages) - 2 * len(answers) + 1
     dropped = len(answers) // 2
     left = messages[begin + 2 * dropped :]
     if since_first:

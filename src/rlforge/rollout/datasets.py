@@ -40,13 +40,15 @@ class AnswerEncoder:
 
         after: the prompt. markup: names of control tokens, as ``<think>``, become these tokens.
         """
-        # Tokenizers write a word with the space in front of it.
+        # A word's token usually includes the space in front, so the answer begins with one, unless
+        # the prompt ends with white space or a tag such as ``<|im_start|>``.
         joint = "" if not after or after[-1].isspace() or after[-1] == ">" else " "
         said = f"{joint}{text}"
         contents = () if markup else ((0, 0, len(said)),)
         ids = self._encoder.encode(Prompt(text=said, contents=contents), begins=False)
         for place, token in enumerate(ids):
-            if token in self._stops:  # an engine ends the answer there
+            # An engine would end the answer here.
+            if token in self._stops:
                 return ids[: place + 1]
         return (*ids, self._end)
 
@@ -73,7 +75,7 @@ def written(template: str, extraction: str, action: str) -> str:
 def _end_of_answer(tokenizer: Any, stops: frozenset[int]) -> int:
     if tokenizer.chat_template:
         said = [{"role": role, "content": "?"} for role in ("user", "assistant")]
-        # What the chat template writes after an answer; else the end of the text.
+        # A model ends an answer with the token of its chat template, if any, not of a text's end.
         after = by_chat_template(said, "", tokenizer).markup()[-1]
         for token in tokenizer.encode(after, add_special_tokens=False):
             if token in stops:
@@ -103,7 +105,7 @@ def sample_files(run_dir: Path) -> tuple[Path, Path]:
 
 
 def has_samples(run_dir: Path) -> bool:
-    # It is written last.
+    # The file of what is learned from is written last, so all are there.
     return sample_files(run_dir)[0].is_file()
 
 
@@ -159,7 +161,7 @@ def _of_row(row: Row, tokenizer: Any) -> Iterator[tuple[Prompt, str]]:
     if row.get("messages") is not None:
         said = list(row["messages"])
     elif isinstance(row["prompt"], str):
-        # It may hold markup of its own.
+        # The prompt may hold control tokens, so no part of it is plain content.
         yield Prompt(text=row["prompt"], contents=()), _text(row["completion"])
         return
     else:
@@ -193,7 +195,8 @@ def _rows(path: Path) -> Iterator[tuple[str, Row]]:
         try:
             for number, row in enumerate(_READERS[file.suffix](file), start=1):
                 yield f"{file} row {number}", row
-        except (OSError, ValueError) as error:  # pyarrow's errors are of these
+        # Errors of pyarrow are of these classes, too.
+        except (OSError, ValueError) as error:
             raise ConfigError(f"{file} cannot be read: {error}") from error
 
 
@@ -204,7 +207,7 @@ def _files(path: Path) -> list[Path]:
     for folder in folders:
         for suffix in _READERS:
             found = sorted(folder.glob(f"*{suffix}"))
-            # Of a folder with parts, as ``datasets`` writes it, the part ``train``.
+            # ``datasets`` writes all parts into one folder, and only ``train`` is to learn from.
             train = [file for file in found if file.name.startswith("train")]
             if found:
                 return train or found

@@ -90,7 +90,8 @@ async def make_samples(config: SftConfig, run_dir: Path, say: Say) -> Samples:
     train, validation = sample_files(run_dir)
     decode = load_decoder(config.model)
     write_batch(validation, batch_of(samples.validation), decode)
-    write_batch(train, batch_of(samples.train), decode)  # last: it says that all is there
+    # The last file: ``has_samples`` takes it as a sign that all is there.
+    write_batch(train, batch_of(samples.train), decode)
     return samples
 
 
@@ -122,7 +123,7 @@ def demonstration_games(config: SftConfig) -> list[GameSpec]:
     """The games of ``data.players``: environments by weight, all line-ups equally often."""
     envs = train_envs(config)
     players = [parse_opponent(name) for name in config.data.players]
-    # With as many players as seats, or more, no player meets itself.
+    # No player meets itself, which takes at least as many players as seats.
     lineups = [
         itertools.cycle(
             itertools.permutations(players, env.num_players)
@@ -165,7 +166,8 @@ async def answers_in_games(
         left_out["failed games"] += len(failed)
     if config.collector.save_games:
         for old in RunPaths(root=run_dir).games.glob("data-*.parquet"):
-            old.unlink()  # of a process that was killed before the samples were complete
+            # A process that was killed before the samples were complete left this file.
+            old.unlink()
         writer = GameWriter(run_dir, "data")
         writer.add(records)
         writer.close()
@@ -183,7 +185,8 @@ async def answers_in_games(
 
 @contextlib.asynccontextmanager
 async def _players(config: SftConfig) -> AsyncIterator[SeatPolicies]:
-    absent: Any = None  # of the run's model, which has no seat
+    # The run's model has no seat, so its tokenizer and engine are not loaded.
+    absent: Any = None
     refs = [parse_opponent(name) for name in config.data.players]
     others = as_played_by(config, refs)
     if not others:
@@ -198,7 +201,7 @@ async def _players(config: SftConfig) -> AsyncIterator[SeatPolicies]:
 
 
 class _Table:
-    """Notes what each player saw: the prompts are of that."""
+    """Notes what each player saw, of which prompts are made."""
 
     def __init__(self, policies: SeatPolicies) -> None:
         self._policies = policies
@@ -263,7 +266,8 @@ def _answers(
             )
             tokens = encoder.answer(said(turn, env, data.answer, view), after=prompt)
             text = encoder.text(tokens)
-            # A token may end the answer too early for its action: then the sample is empty.
+            # A stop token within the answer may cut off its action: such a sample is empty, and
+            # counted as left out.
             read = extract(env.form.extraction, text, view.legal_actions).action == turn.action
             if index >= first:
                 yield sample_of(record, turn, index, ids, tokens if read else ())
@@ -319,7 +323,8 @@ def _of_run(run: Path, data: DataConfig, left_out: Counter[str]) -> Iterator[Sam
         for turn in record.turns:
             index, turns[turn.player_id] = turns[turn.player_id], turns[turn.player_id] + 1
             answer = turn.completion
-            if record.spec.seats[turn.player_id].policy.kind == "hf":  # in another tokenizer
+            # Another model's tokens are of another tokenizer.
+            if record.spec.seats[turn.player_id].policy.kind == "hf":
                 continue
             if not answer.token_ids or not _is_good(turn) or answer.finish_reason != "stop":
                 continue
@@ -373,8 +378,9 @@ def _divided(samples: Sequence[Sample], share: float, rng: random.Random) -> Sam
     held: set[str] = set()
     count, games = 0, sorted(sizes)
     rng.shuffle(games)
-    # Whole games: their turns are alike, so that one held out would tell little of others.
-    for game in games[1:]:  # one is left to learn from
+    # Whole games are held out: turns of one game are alike, so a single one would tell little of
+    # others. One game is left to learn from.
+    for game in games[1:]:
         if count + sizes[game] / 2 > share * len(samples):
             break
         held.add(game)

@@ -29,7 +29,7 @@ class AtSeat(Protocol):
         """The answer to ``view``; seed: of its draw."""
 
     def remember(self, view: View, answer: Completion) -> None:
-        """The seat gave this answer before."""
+        """Note an answer that the seat gave before."""
 
 
 class Seats:
@@ -42,7 +42,7 @@ class Seats:
         return await self._at[seat.player_id].answer(view, seed)
 
     def remember(self, seat: Seat, view: View, completion: Completion) -> None:
-        """The seat gave this answer before."""
+        """Note an answer that the seat gave before."""
         self._at[seat.player_id].remember(view, completion)
 
 
@@ -91,11 +91,12 @@ async def play_game(
         )
 
     def cut(end_reason: EndReason, error: str, cut_by: int | None = None) -> GameRecord:
-        # Else a wrong set-up would end every game as a draw, without a message.
+        # Without any answer this is an error: else a wrong set-up would end every game as a draw,
+        # without a message.
         if not any(turn.completion.token_ids for turn in turns):
             return record(end_reason, rewards={}, cut_by=cut_by, error=error)
-        # Its turns count, that of the answer that was cut included: else long games, and long
-        # answers to long prompts, would be missing.
+        # Turns of a cut game count, the cut answer included: else training would lack long games,
+        # and long answers to long prompts.
         draw = dict.fromkeys(range(spec.env.num_players), 0.0)
         return record(end_reason, rewards=draw, cut_by=cut_by)
 
@@ -166,8 +167,8 @@ async def _given(
 
 def turn_seed(spec: GameSpec, turn: int) -> int:
     """Sampling seed of the request in turn ``turn``."""
-    # Games of one group share the game's seed, so that they start in the same state; what is
-    # sampled in them differs.
+    # Games of one group share the game's seed, so that they start in the same state; their ids let
+    # what is sampled in them differ.
     member = same_game(spec) if spec.group_id is not None else ""
     return seed_of(f"{spec.seed}/{turn}/{member}")
 

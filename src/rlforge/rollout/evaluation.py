@@ -15,7 +15,7 @@ from rlforge.types import EnvSpec, EvalResult, GameRecord, GameSpec, PolicyRef, 
 #: Stands for the opponent in single-player environments.
 NO_OPPONENT = "none"
 
-# As UnstableBaselines has it.
+# UnstableBaselines plays as many.
 #: Games of a version in an environment with ``eval.continuous``, or one round where that is more.
 CONTINUOUS_GAMES = 32
 
@@ -71,7 +71,7 @@ def plan_evaluation(
         for rival, rounds in zip(pairing.rivals, _rounds(pairing, games, max_games), strict=True)
     ]
     numbers = count()
-    # A resumed run may evaluate a version again that has other weights now.
+    # A resumed run may evaluate a version again that has other weights now, under ids of its own.
     prefix = f"eval-{part}" if part else "eval"
     for index in count():
         left = [(env, rival) for env, rival, rounds in met if index < rounds]
@@ -85,7 +85,7 @@ def plan_evaluation(
                 yield GameSpec(
                     game_id=f"{prefix}-{step}-{policy.uid}-{next(numbers):06d}",
                     env=env,
-                    # The same for every opponent, step and policy, so that results differ by the
+                    # One seed for every opponent, step and policy, so that results differ by the
                     # players and not by the cards dealt.
                     seed=derive_seed(seed, "eval", env.id, index),
                     purpose="eval",
@@ -116,11 +116,11 @@ class OpenEvaluation:
         return spec
 
     def close(self) -> None:
-        """No further round begins."""
+        """Begin no further round."""
         self._closed = True
 
     def add(self, record: GameRecord | None) -> None:
-        """A game that was dealt has ended; None: it was not admitted."""
+        """Count a dealt game that has ended; None: it was not admitted."""
         self._under_way -= 1
         if record is not None:
             self._played.append(dataclasses.replace(record, turns=()))

@@ -40,7 +40,8 @@ def first_games(config: RunConfig, seats: int, *, episodes: bool) -> tuple[tuple
     """Samples and trained turns of games of random players; ``seats`` are trained in each."""
     envs, enough_s = train_envs(config), 1.0
     if config.determinism == "strict":
-        enough_s = math.inf  # the number of games does not depend on the machine
+        # The number of games must not depend on the speed of the machine.
+        enough_s = math.inf
     played = list[tuple[int, int]]()
     for env in envs:
         games = math.ceil(20 * env.weight / math.fsum(other.weight for other in envs))

@@ -41,15 +41,16 @@ class LegalTokens:
 
     def _answers(self, extraction: str, action: str) -> tuple[Tokens, ...]:
         said = written(ACTION, extraction, action)
-        # With and without a space in front.
+        # A model may begin its answer with a space or without: other tokens, but both are legal.
         return tuple({self._encoder.answer(said, after=before): None for before in ("", ".")})
 
     def _find_branches(
         self, extraction: str, legal: tuple[str, ...], answer: Tokens, accepted: bool
     ) -> tuple[Tokens, ...]:
         known = {tokens for action in legal for tokens in self.answers(extraction, action)}
-        # The entropies of the choices along an answer add up, in the mean over answers, to that of
-        # the distribution over answers: more than the tree has would count as none.
+        # Entropies along an answer add up, in the mean over answers, to that of the distribution
+        # over answers. An accepted one that is not in the tree, as with reasoning, has other
+        # choices, which would count as entropy 0.
         if accepted and answer not in known:
             return ()
         return tuple(

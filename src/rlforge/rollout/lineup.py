@@ -47,18 +47,18 @@ def eval_opponents(config: GamesConfig) -> list[tuple[EnvEntry, str, list[str]]]
 
 
 def _shared(entry: EnvEntry, config: GamesConfig) -> tuple[str, list[str]]:
-    # For environments without opponents of their own.
+    """Key and names of the opponents of an environment that names none itself."""
     if config.eval.opponents is not None:
         return "eval.opponents", config.eval.opponents
     env = env_spec(entry, config)
-    # Presets name opponents for many games.
+    # Presets name opponents for many games, so some may not know this one.
     names = config.env.opponents
     return "env.opponents", [name for name in names if can_play(parse_opponent(name), env)]
 
 
 def check_plays(policy: PolicyRef, env: EnvSpec) -> None:
     """Raise ConfigError where ``policy`` does not know the game."""
-    # Models are asked about any game.
+    # Models are asked about any game, so only a scripted player may not know it.
     if policy.kind == "scripted":
         check_player(policy.path_or_name or policy.uid, env)
 
@@ -102,7 +102,7 @@ def as_played_by(config: PolicyConfig, policies: Iterable[PolicyRef]) -> dict[st
     own = games.pool.hf
 
     def unasked(entry: E) -> E:
-        # They are for the trained model.
+        # The environment's template and extraction are for the trained model.
         return dataclasses.replace(entry, prompt_template=None, action_extraction=None)
 
     changed = dataclasses.replace(
@@ -115,7 +115,8 @@ def as_played_by(config: PolicyConfig, policies: Iterable[PolicyRef]) -> dict[st
         learner=dataclasses.replace(games.learner, train="full", initial_adapter=None),
         engine=dataclasses.replace(
             games.engine,
-            # The embedded engine, which asks and samples as ``pool.hf`` says.
+            # ``pool.hf`` decides how others sample, not the trained model's settings, so that they
+            # are the same in every run.
             name="transformers",
             max_tokens=own.max_tokens,
             max_model_len=own.max_model_len,
@@ -147,7 +148,6 @@ def env_named(name: str) -> EnvSpec:
 
 
 def env_spec(entry: EnvEntry, config: GamesConfig) -> EnvSpec:
-    # What the entry leaves open comes from the group, or the model.
     given = {**vars(config.env), **vars(entry)}
     return EnvSpec(
         **{each.name: given[each.name] for each in fields(EnvSpec) if each.name in given},

@@ -42,21 +42,21 @@ class Acting:
         self._act: Act | None = None
 
     async def answer(self, view: View, seed: int) -> Completion:
-        """Its action; TypeError where that is no text."""
+        """The player's action; TypeError where that is no text."""
         if self._act is None:
             self._act = self._begin(seed)
-        # Other games go on while it searches.
+        # A search runs in a thread, so that other games go on meanwhile.
         text = await asyncio.to_thread(self._act, view) if self._searches else self._act(view)
         if not isinstance(text, str):
             raise TypeError(f"player {self._uid} answered {text!r}; an action is text")
         return Completion(text=text, finish_reason="scripted", policy_uid=self._uid)
 
     def remember(self, view: View, answer: Completion) -> None:
-        """Each view says all that it needs."""
+        """Do nothing: a player without a model needs its view only."""
 
 
 class _Model:
-    """A model as a player. newest: by name of a policy, what trained seats of it sample from."""
+    """A model as a player. newest: versions that trained seats sample from, by policy."""
 
     def __init__(
         self,
@@ -114,8 +114,8 @@ class _ModelSeat:
         else:
             ids = question.token_ids
         answer = await self.engine.generate(ids, params, policy)
-        # An answer longer than its prompt had most of the context for itself: it is too long by the
-        # model's own doing, and not cut.
+        # The context cut an answer that is shorter than allowed; but one longer than its prompt had
+        # most of the context, and is too long by the model's own doing.
         most = min(params.max_tokens, len(ids))
         if answer.finish_reason == "length" and len(answer.token_ids) < most:
             answer = dataclasses.replace(answer, finish_reason="context")
@@ -190,8 +190,8 @@ class SeatPolicies:
 
     def use_version(self, policy: PolicyRef) -> None:
         """Trained seats of its policy sample from this version on, also in games in progress."""
-        # So a game that lasts longer than an update does not exceed the staleness bound. A game
-        # that starts with a newer version keeps it.
+        # Else games that last longer than an update could exceed the staleness bound. A game that
+        # starts with a newer version keeps it.
         self._newest[policy.name] = policy
 
     def take_api_usage(self) -> tuple[ApiUsage, ...]:

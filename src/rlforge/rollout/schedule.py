@@ -69,7 +69,7 @@ class GameScheduler:
         self._pool = pool
         self._name, self._part = name, part
         self._own = (name,) if name else ()
-        # Games lost in a crash are played again after the resume, under other ids.
+        # After a resume, games are played again that were lost in the crash, under other ids.
         self._prefix = "-".join([*self._own, str(part)])
         self._envs = tuple(env for env in envs if self._seats(env))
         self._group_size = group_size
@@ -118,10 +118,12 @@ class GameScheduler:
 
     def _players(self, index: int, learner: PolicyRef) -> list[PolicyRef]:
         number = self._envs[index].num_players
-        if not self._pool.limited(self._name):  # it does not matter who sits where
+        # Where each policy takes every seat, opponents are drawn at once, whatever their seats.
+        if not self._pool.limited(self._name):
             policies = self._pool.opponents(number - 1, self._name) if number > 1 else []
             if all(policy.uid == learner.uid for policy in policies):
-                return [*policies, learner]  # self-play: the same policy at every seat
+                # Self-play: the learner has every seat, so none is drawn for it.
+                return [*policies, learner]
             policies.insert(self._next_seat(index), learner)
             return policies
         own = self._next_seat(index)
@@ -135,7 +137,7 @@ class GameScheduler:
 
     def _next_seat(self, index: int) -> int:
         seats = self._seats(self._envs[index])
-        # Each block of as many draws as seats is a permutation.
+        # Each block of as many draws as seats is a permutation, so all seats are equally frequent.
         block, position = divmod(self._seatings[index], len(seats))
         random.Random(derive_seed(self._seed, *self._own, "seat", index, block)).shuffle(seats)
         self._seatings[index] += 1
@@ -173,23 +175,23 @@ class GamesUnderWay:
         return [spec for _, spec in self._games.values()]
 
     def begin(self, collector: str, specs: Iterable[GameSpec]) -> None:
-        """``collector`` plays ``specs``."""
+        """Note that ``collector`` plays ``specs``."""
         self._games.update((_first_id(spec), (collector, spec)) for spec in specs)
 
     def end(self, record: GameRecord) -> None:
-        """A game was played."""
+        """Note that a game has ended or failed."""
         first = _first_id(record.spec)
         if record.error is None:
             self._games.pop(first, None)
-        # A failed game is played again or replaced.
         elif first in self._games:
+            # The collector plays a failed game again; if it dies, attempts count on from this one.
             self._games[first] = (self._games[first][0], record.spec)
 
     def lose(self, collector: str) -> None:
-        """A collector died: its games are played again, see ``take_lost``."""
+        """Mark the games of a collector that died as lost, see ``take_lost``."""
         for first, (player, spec) in self._games.items():
             if player == collector:
-                # Long games are the likeliest to be lost: without them they would be missing.
+                # Long games are the likeliest to be lost, and training would lack them.
                 self._games[first] = (_NO_COLLECTOR, retry(spec))
 
     def take_lost(self, count: int, name: str = "") -> list[GameSpec]:
@@ -207,8 +209,8 @@ class GamesUnderWay:
 
     def load_state_dict(self, state: Iterable[dict[str, Any]]) -> None:
         """Note that the games that were under way when the state was taken were lost."""
-        # They may have been played again before the run was resumed: the part of those that begin
-        # now enters their ids.
+        # The run may have played them again before it was resumed: the part makes the new ids
+        # differ.
         lost = (dataclasses.replace(from_json(GameSpec, spec), part=self._part) for spec in state)
         self.begin(_NO_COLLECTOR, map(retry, lost))
 
@@ -219,9 +221,9 @@ def retry(spec: GameSpec) -> GameSpec:
     It is ``ID~N``, in a run that was resumed ``ID~PART.N``, N being the attempt.
     """
     attempt = int(spec.game_id.partition("~")[2].rpartition(".")[2] or 0) + 1
-    # First the same game again: most failures are not the game's fault, and long games have more of
-    # them, so that other games would be shorter. Then, as the game may be the cause, another one;
-    # but games of a group must start in the same state.
+    # First the same game again: most failures are not the game's fault, and are more frequent in
+    # long games, so that other games would be shorter. Then, as the game may be the cause, another
+    # one; but games of a group must start in the same state.
     again = attempt == 1 or spec.group_id is not None
     part = f"{spec.part}." if spec.part else ""
     return dataclasses.replace(
