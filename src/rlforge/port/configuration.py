@@ -51,7 +51,8 @@ def port(script: Path) -> Ported:
     calls = calls_of(script)
     made: dict[str, set[str]] = {}
     for call in filter(_of_package, calls):
-        # A call in both branches of an ``if`` is made in two doubts, and neither is read.
+        # A call in both branches of an ``if`` has two doubts: ``take`` reads neither, as which one
+        # runs is not known.
         made.setdefault(call.name, set()).add(call.doubt)
     learners = {"StandardLearner", "REINFORCELearner", "A2CLearner"}
     if not made.keys() & {"Collector", "build", *learners}:
@@ -69,7 +70,7 @@ def _of_package(call: Call) -> bool:
     """Whether a call is one of the package, or may be."""
     if call.name == "build":
         return call.path == "unstable.build"
-    # A method of something unknown, as of what a function of another module returned.
+    # An unknown object, as what a function of another module returned, may be the package's.
     method = call.name[:1].isupper() or call.path.count(".") > 1
     unknown = call.path.startswith("?.") and call.name in POSITIONS and method
     return call.path.startswith("unstable.") or unknown
@@ -103,11 +104,11 @@ class _Experiment:
             "algorithm": self._algorithm,
             "run_name": lambda name: self._set("name", _as_name(name)),
             "wandb_project": self._wandb,
-            "lag_range": lambda given: None,  # not used there
+            "lag_range": lambda given: None,  # the package does not use it
         }
         if self._second:
             self._default("collector.learned_seats", "all")
-            self._default("eval.max_games_per_checkpoint", 1_000_000)  # it has no limit
+            self._default("eval.max_games_per_checkpoint", 1_000_000)  # version 0.2 has no limit
 
     # ------------------------------------------------------------ what is found
 
@@ -116,7 +117,7 @@ class _Experiment:
         self._lines.pop(key, None)
 
     def _set(self, key: str, found: Any) -> None:
-        json.dumps(found)  # TypeError for a value that is no literal
+        json.dumps(found)  # a value that is no literal raises TypeError, and becomes a remark
         if key in self._lines and self._values[key] != found:
             self._remark(f"{key}={found} replaces {self._values[key]} of line {self._lines[key]}")
         self._values[key], self._lines[key] = found, self._line
@@ -209,8 +210,8 @@ class _Experiment:
             self._default("engine.max_tokens", whole["max_generation_len"])
         if isinstance(whole["batch_size"], int):
             self._default("buffer.max_size", 2 * whole["batch_size"])
-        self._wandb("UnstableBaselines")  # whatever it is given
-        self._lines.clear()  # defaults have none, and an argument replaces them without a remark
+        self._wandb("UnstableBaselines")  # ``build`` ignores the project that it is given
+        self._lines.clear()  # an argument replaces defaults, which have no line, without a remark
         return {name: found for name, found in given.items() if name != "wandb_project"}
 
     # ------------------------------------------------------------ single arguments
@@ -244,7 +245,7 @@ class _Experiment:
         self._set("env.eval", entries)
 
     def _entry(self, spec: Any, third: str) -> dict[str, Any]:
-        if isinstance(spec, Call):  # TrainEnvSpec or EvalEnvSpec, of 0.2
+        if isinstance(spec, Call):  # version 0.2 has classes in place of tuples
             order = ("env_id", "num_players", third, "prompt_template", "action_extraction_fn")
             given = spec.named(dict.fromkeys(order))
         else:
@@ -268,7 +269,7 @@ class _Experiment:
         }
 
     def _transforms(self, argument: str, found: Any) -> None:
-        # A list in ``Compose…Transforms``, or None.
+        # ``found`` is a call of ``Compose…Transforms`` with a list, or None.
         stack, listed = [], found.arguments[0] if isinstance(found, Call) else found or []
         for one in listed:
             entry = self._transform(one)
@@ -294,7 +295,7 @@ class _Experiment:
         entry: dict[str, Any] = {"name": name}
         if name.startswith("role_advantage"):
             tau = given.pop("tau", 0.001)
-            # Rounded, else 1 - 0.01 would be written with all its digits.
+            # Rounded, else 1 - 0.9 would be written with all its digits.
             entry |= {"decay": round(1 - tau, 12), "order": "update_then_subtract"}
             if given:
                 self._remark(f"{one.name}: baselines begin at 0 here, not at {given}")
@@ -406,10 +407,10 @@ class _Experiment:
         for argument, key in (("model_name", "model.name"), ("training_envs", "env.train")):
             if key not in values:
                 self._remark(f"{argument} was not found; set {key}")
-        if values["algorithm.name"] != "a2c":  # others have no such keys
+        if values["algorithm.name"] != "a2c":  # other algorithms refuse these keys
             for name in ("gae_lambda", "normalize_advantages", "value_learning_rate"):
                 values.pop(f"algorithm.{name}", None)
-        if len(set(self._templates)) == 1:  # the same everywhere
+        if len(set(self._templates)) == 1:
             values["model.prompt_template"] = f"unstable:{self._templates[0]}"
             self._lines["model.prompt_template"] = self._lines.get("env.train", 0)
             for key in ("env.train", "env.eval"):
@@ -420,18 +421,18 @@ class _Experiment:
             values["pool.fixed_opponents"] = opponents or [f"openrouter:{OPPONENT}"]
         active, every = values.get("pool.max_active_lora"), values.get("learner.save_every")
         if values["pool.mode"] == "lagged" and isinstance(active, int):
-            # Every active version is drawn there, the current one included.
+            # The package draws every active version, the current one included.
             if active > 1:
                 self._default("pool.lag_range", [0, active - 1])
             else:
                 self._default("pool.mode", "mirror")
                 self._remark("lagged of a single active version is its mirror, pool=mirror here")
-        if isinstance(every, int) and every > 1:  # a version plays for so many updates
+        if isinstance(every, int) and every > 1:  # a version plays until the next one is saved
             self._default("buffer.max_staleness", values["buffer.max_staleness"] + every - 1)
         if self._second:
             self._remark("engine.num_engines is not set there: one for each GPU that Ray has left")
         if self._second and (number := values.get("learner.total_updates")) is not None:
-            # 0.2 counts updates from 1, and those of A2C twice.
+            # Version 0.2 counts updates from 1, and those of A2C twice.
             a2c = values["algorithm.name"] == "a2c"
             done = values["learner.total_updates"] = max(1, number // 2 if a2c else number - 1)
             self._remark(f"train({number}) ends after {done} updates there")

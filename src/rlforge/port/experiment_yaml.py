@@ -74,7 +74,7 @@ def refused(text: str) -> Iterator[str]:
 
 
 def _place(key: str) -> tuple[int, bool]:
-    # Keys of a group inside of another one come last in it.
+    # Nested groups stand last: a reader would take a plain key behind one for a part of it.
     group = key.split(".")[0]
     return (_GROUPS.index(group) if group in _GROUPS else len(_GROUPS), key.count(".") > 1)
 
@@ -95,5 +95,5 @@ def _lines_of(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
 
 def _flow(found: Any) -> str:
     text = yaml.safe_dump(found, default_flow_style=True, sort_keys=False, width=10_000)
-    # A scalar ends with the mark of the end of a document.
+    # PyYAML writes "..." behind a scalar, which would end the whole document here.
     return text.removesuffix("...\n").strip()

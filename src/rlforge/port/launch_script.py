@@ -42,7 +42,7 @@ def calls_of(script: Path) -> list[Call]:
     reader = _Reader()
     try:
         reader.read(ast.parse(script.read_text(encoding="utf-8")))
-        # Values that are nested too deeply are found here, not by the caller.
+        # Values that are nested too deeply raise here, where that is explained, not in the caller.
         any(any(unread(call)) for call in reader.calls)
     except OSError as error:
         raise ConfigError(f"{script}: cannot be read: {error.strerror}") from None
@@ -51,7 +51,7 @@ def calls_of(script: Path) -> list[Call]:
         raise ConfigError(f"{script}{line}: is not Python 3: {error.msg}") from None
     except ValueError as error:
         raise ConfigError(f"{script}: is not Python 3: {error}") from None
-    except (RecursionError, MemoryError):  # Python's parser has both
+    except (RecursionError, MemoryError):  # Python's parser raises both
         raise ConfigError(f"{script}: is nested too deeply, or too long, to be read") from None
     return reader.calls
 
@@ -71,18 +71,18 @@ class _Reader:
         self._aliases: dict[str, str] = {}
         self._globals: Names = {"__name__": "__main__"}
         self._own = self._globals
-        self._functions: dict[str, Function] = {}  # by the source of their ``Unread``
-        self._waiting: list[str] = []  # those that were not called
+        self._functions: dict[str, Function] = {}  # keys are the sources of their ``Unread``
+        self._waiting: list[str] = []  # functions that no statement has called yet
         self._running: list[str] = []
         self._returned: list[Any] = []
         self._doubt = ""
-        self._loose = False  # it may run never, or often
-        self._left = 50_000  # statements
+        self._loose = False  # the code that is read may run never, or often
+        self._left = 50_000  # statements that may still be read
 
     def read(self, module: ast.Module) -> None:
         """Read all statements."""
         self._block(module.body)
-        # Functions that were not called may be called by something unknown, as a command line.
+        # Something unknown, such as a command line, may call the functions that no statement calls.
         while self._waiting:
             source = self._waiting[0]
             self._doubt = f"a call of {source}"
@@ -92,7 +92,7 @@ class _Reader:
         """The value that a call returns. given: parameters -> arguments; others are unread."""
         node = self._functions[source]
         self._waiting = [one for one in self._waiting if one != source]
-        self._running.append(source)  # a call of itself is not followed
+        self._running.append(source)  # recursion is not followed, as it might not end
         outer, self._own = self._own, bound([node.args]) | given
         before, self._returned = self._returned, []
         self._block(node.body)
@@ -123,7 +123,7 @@ class _Reader:
 
     def _do(self, node: ast.stmt) -> bool:
         self._left -= 1
-        if not self._left:  # loops in loops may have no end
+        if not self._left:  # loops in loops might take for ever
             raise RecursionError
         where = _place(node)
         match node:
@@ -133,7 +133,8 @@ class _Reader:
                     self._name(one.asname or first, one.name if one.asname else first)
             case ast.ImportFrom(module=module, names=names):
                 for one in names:
-                    # The star of the package is followed by a call of ``build``.
+                    # A star import does not say which names it brings: scripts that use
+                    # it call ``build``.
                     every = one.name == "*" and module == "unstable"
                     name = "build" if every else one.name
                     self._name(one.asname or name, f"{module}.{name}")
@@ -156,7 +157,7 @@ class _Reader:
                     self._bind(target, self._read(given))
             case ast.AugAssign(target=target, op=op):
                 held, more = self._read(target), self._read(node.value)
-                if isinstance(held, list | dict):  # in its place
+                if isinstance(held, list | dict):  # Python changes these in place
                     way = "extend" if isinstance(held, list) else "update"
                     self._method(held, way, [more], {}, node)
                 else:
@@ -216,7 +217,7 @@ class _Reader:
         if self._own is self._globals:
             self._functions[source] = node
             self._waiting.append(source)
-        else:  # a function inside of another has its names, so it is read here
+        else:  # an inner function sees the names of the outer one, so it is read here
             self._perhaps(f"a call of {source}", [node.args, *node.body], own=True)
             outer = [one for one in ast.walk(node) if isinstance(one, ast.Nonlocal)]
             self._own |= {name: Unread(source=name) for one in outer for name in one.names}
@@ -292,12 +293,12 @@ class _Reader:
                     with contextlib.suppress(ValueError):
                         return format(found, spec)
             case _:
-                own = isinstance(node, ast.Lambda)  # has names of its own
+                own = isinstance(node, ast.Lambda)  # a lambda has names of its own
                 self._perhaps(_place(node), [*ast.iter_child_nodes(node)], own=own)
         return Unread(source=ast.unparse(node))
 
     def _items(self, nodes: Iterable[ast.expr]) -> list[Any]:
-        # It ends with ``*ITEMS`` that are not known.
+        # Behind ``*ITEMS`` that are not known no item has a known place, so the list ends there.
         items: list[Any] = []
         for node in nodes:
             if not isinstance(node, ast.Starred):
@@ -309,7 +310,7 @@ class _Reader:
         return items
 
     def _table(self, entries: Iterable[tuple[Any, ast.expr]]) -> Names:
-        # A key is a text or an expression, or None for ``**``.
+        # A key is a text of a call, an expression of a mapping, or None for ``**``.
         table: Names = {}
         for key, inner in entries:
             name = self._read(key) if isinstance(key, ast.expr) else key
@@ -339,7 +340,7 @@ class _Reader:
         if isinstance(found, Call):
             path = f"{found.path}()"
         elif isinstance(found, Unread) and found.source.startswith("unstable."):
-            path = found.source  # Learner = unstable.StandardLearner
+            path = found.source  # as after ``Learner = unstable.StandardLearner``
         elif path.startswith("unstable.") and "()" not in path:
             found = Unread(source=path)
         return path, found
@@ -377,7 +378,7 @@ class _Reader:
         call = Call(
             path=path,
             line=node.lineno,
-            # Copies: later changes of a list are not of this call.
+            # Copies, because a later change of a list must not change this call.
             arguments=deepcopy(tuple(arguments)),
             keywords=deepcopy(keywords),
             doubt=self._doubt,
@@ -389,7 +390,7 @@ class _Reader:
     def _method(
         self, held: Any, name: str, arguments: list[Any], keywords: Names, node: ast.AST
     ) -> Any:
-        # Where the effect is not sure, the object is forgotten.
+        # Where the effect is not sure the object is forgotten: its items may be others now.
         unsure, sets = Unread(source=ast.unparse(node)), name == "__setitem__"
         if sets and self._loose:  # the item may be set or not
             arguments[1] = unsure

@@ -81,7 +81,7 @@ _OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
 
 
 def forget(held: Any, node: ast.AST) -> None:
-    """Make all of a list or a mapping unread, in its place: other names may be of it, too."""
+    """Make all of a list or a mapping unread, in its place: other names may refer to it, too."""
     rest = Unread(source=ast.unparse(node))
     if isinstance(held, dict):
         held.update(dict.fromkeys([*held, REST], rest))
@@ -112,7 +112,7 @@ def computed(op: ast.AST, left: Any, right: Any, node: ast.AST) -> Any:
 
 def given_to(node: Function, arguments: Sequence[Any], keywords: Names) -> Names:
     """Parameters with the values that a call gives them."""
-    # ``*``, ``**`` and decorators may give others.
+    # ``*``, ``**`` and decorators may give other values, so that no parameter is known.
     starred = any(isinstance(one, Unread) and one.source[0] == "*" for one in arguments)
     if starred or REST in keywords or node.decorator_list:
         return {}
@@ -128,7 +128,7 @@ def given_to(node: Function, arguments: Sequence[Any], keywords: Names) -> Names
 
 
 def bound(nodes: Iterable[ast.AST], more: str = "") -> Names:
-    """The names that nodes bind, unread; more: of their source."""
+    """The names that nodes bind, unread; more: added to their source."""
     found: Names = {}
     for node in (inner for one in nodes for inner in ast.walk(one)):
         match node:

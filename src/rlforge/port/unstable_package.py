@@ -54,7 +54,7 @@ POSITIONS_2: Mapping[str, Sequence[str]] = {
     "collect": ("num_train_workers", "num_eval_workers"),
     "add_checkpoint": ("uid", "path", "iteration", "inherit"),
 }
-"""Calls that have other ones in version 0.2."""
+"""Calls whose arguments differ in version 0.2 -> these in order."""
 
 PARTS = {
     *("GameScheduler", "BaseModelSampler", "FixedOpponentModelSampler", "TerminalInterface"),
@@ -79,14 +79,14 @@ WITHOUT = {
     "enforce_eager": "not read there, where it is false; engine.vllm.enforce_eager sets it here",
     "inherit": "every version inherits its parent's rating",
 }
-"""Arguments without a counterpart, and what there is."""
+"""Arguments without a counterpart -> what rlforge has instead."""
 
 MODES = {"fixed", "mirror", "lagged", "random", "match_quality", "ts_dist", "exploration"}
 OPPONENT = "google/gemini-2.0-flash-lite-001"
 _TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 _MORE_TARGETS = ["gate_proj", "up_proj", "down_proj"]
 OF_GAMES = {"max_turns": None, "timeout_s": None, "error_allowance": 0}
-"""How games of the package go: to their end, which an invalid move is."""
+"""Settings of the package's games: they go to their end, and an invalid move ends them."""
 
 EFFECTIVE: Mapping[str, Any] = {
     "model.prompt_template": "unstable:default",
@@ -105,7 +105,7 @@ EFFECTIVE: Mapping[str, Any] = {
     "pool.api.prompt_template": "textarena:agent",
     "pool.api.action_extraction": "raw",
     "buffer.save_batches_as": ["parquet", "csv"],
-    # Nothing is dropped for its age there; here no sample waits longer with that delay.
+    # The package drops nothing for its age; here no sample waits longer with its delay.
     "buffer.max_staleness": 3,
     "algorithm.importance_cap": None,
     "algorithm.loss_aggregation": "constant",

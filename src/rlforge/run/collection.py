@@ -52,7 +52,7 @@ class Collection(ABC):
 
     async def _drawn(self, policy: Trained, update: int, *, wait: bool) -> tuple[Any, str] | None:
         """The next batch of a policy; None also where there is none yet, without ``wait``."""
-        # By this reference the batch goes from the buffer to the learner, not through here.
+        # Only Ray's reference comes here: the batch itself goes from the buffer to the learner.
         next_batch = self._actors.buffer.next_batch.options(num_returns=2)
         batch, digest = next_batch.remote(policy.updated, update, policy.name, wait)
         found: str | None = await digest
@@ -120,7 +120,7 @@ class Flow(Collection):
                 return
             except ray.exceptions.ActorUnavailableError as error:
                 self._calls.lost(collector, error)
-                # Other collectors may have the room of its games meanwhile.
+                # Without this the games of the lost collector would keep room from others.
                 await self._actors.buffer.release_all.remote(collector)
 
     async def batch(self, policy: Trained, update: int) -> tuple[Any, str] | None:
@@ -180,7 +180,8 @@ class Rounds(Collection):
         round_ = asyncio.ensure_future(self._play(specs))
         try:
             yield
-        except BaseException:  # the update failed, and its round with it
+        except BaseException:
+            # A failed update ends the run: its games must not go on meanwhile.
             round_.cancel()
             raise
         await self._record(await round_)
@@ -224,7 +225,8 @@ class Rounds(Collection):
         """The round in hand is played to its end."""
 
     def may_end(self, update: int) -> bool:
-        # Where an uninterrupted run would have published, too.
+        # A run that ends publishes its version. Where an uninterrupted run would not have done so,
+        # the games of the resumed run would be others.
         return update % self._config.learner.save_every == 0
 
     async def digests(self) -> dict[str, Any]:
@@ -238,7 +240,7 @@ class Rounds(Collection):
         }
 
     def unrecorded(self) -> dict[str, Any] | None:
-        # The games of the last evaluation, after which no update follows.
+        # No update follows the last evaluation: its games would be in no line of digests.
         return self._digest_of_games() if self._recorded else None
 
     def _digest_of_games(self) -> dict[str, Any]:
@@ -249,6 +251,6 @@ class Rounds(Collection):
         return {"game_files": await self._actors.tracker.close_game_file.remote()}
 
     async def restore(self, state: Mapping[str, Any] | None) -> None:
-        # Games that were played after the state are played again.
+        # Games after the saved state are played again, and would be recorded twice.
         files = 0 if state is None else state["game_files"]
         await self._actors.tracker.rewind_games.remote(files)

@@ -71,7 +71,7 @@ class GameController:
         )
         self._retention = Retention(self._run_dir / "checkpoints", config.learner.keep_checkpoints)
         self._chain = DigestChain(self._run_dir)
-        # Updates so far, of all policies.
+        # Both count the updates of all policies together.
         self._version, self._state_saved = 0, 0
         self._interrupted = False
         self._publication: asyncio.Task[None] | None = None
@@ -106,13 +106,14 @@ class GameController:
                 for name, loop in {**engines, **self._collection.loops()}.items()
             ]
             others.append(group.create_task(self._watch.api()))
-            # Shares of time count from here, after models were loaded.
+            # The time in which models were loaded would else count as idle.
             self._watch.begin()
             await self._evaluations.started(self._version)
             await self._learn()
             await self._actors.buffer.stop.remote()
             await self._finish()
-            for task in others:  # loops of engines have no end of their own
+            # The loops of engines have no end of their own: the group would wait for ever.
+            for task in others:
                 task.cancel()
         return not self._interrupted
 
@@ -127,10 +128,11 @@ class GameController:
             if await self._policies.begins_anew(policy, number, self._actors):
                 made = await self._policies.begin_anew(policy, number, self._actors, self._note)
                 self._version = number
-            elif (made := await self._update(policy)) is None:  # the buffer was stopped
+            elif (made := await self._update(policy)) is None:
+                # An interrupt has stopped the buffer: there is no further batch.
                 return
             last = self._version == learner.total_updates
-            # Before it is published: no update would use its games.
+            # Once the last version is published collectors would begin games that no update uses.
             if last:
                 await self._actors.buffer.stop.remote()
                 self._evaluations.close()
@@ -164,7 +166,8 @@ class GameController:
         try:
             result, span = await update(batch, name, number)
         except Exception:
-            with contextlib.suppress(Exception):  # of an actor that died with it
+            # If the buffer fails as well, its error must not hide that of the update.
+            with contextlib.suppress(Exception):
                 await write_batch(number)
             raise
         self._version = policy.updated = result.version
@@ -175,7 +178,7 @@ class GameController:
             self._actors.buffer.figures.remote(name),
             write_batch(result.version, result.advantages),
         )
-        # Not awaited: a sink of the tracker may be slow.
+        # This call is not awaited, because a slow sink of the tracker would hold up training.
         self._actors.tracker.log_scalars.remote(custom)
         figures = {**self._watch.figures(), **figures, "restarts": self._calls.restarts}
         first = policy is self._policies.every[0]
@@ -194,18 +197,20 @@ class GameController:
         log.info("%s is saved", policy.newest.uid)
         await self._observers.saved(policy.newest)
         await self._published()
-        # The next update is made meanwhile, and waits for this before it is saved itself.
+        # The learner makes the next update while engines load this version; ``_save`` of the next
+        # one waits for that.
         self._publication = self._group.create_task(self._publish(policy.newest))
         if self._collection.in_order:
             await self._published()
 
     async def _publish(self, checkpoint: Checkpoint) -> None:
-        # In the engines first: games, pool and buffer only name loaded versions.
+        # Engines come first, so that games, pool and buffer name only versions that are loaded.
         await self._calls.use(checkpoint.policy())
         snapshot = await self._actors.pool.publish.remote(checkpoint)
         await self._actors.buffer.set_version.remote(checkpoint.version, checkpoint.name)
         self._actors.tracker.log_pool.remote(snapshot)
-        if checkpoint.version:  # version 0 has the evaluation of the start
+        # ``Evaluations.started`` evaluates version 0.
+        if checkpoint.version:
             self._evaluations.follow()
         await self._observers.published(checkpoint)
         needed = self._evaluations.needed | self._observers.needed()

@@ -63,7 +63,7 @@ class Evaluations:
         self._begun: set[int] = set()
         self._planned: asyncio.Task[None] | None = None
         self._slots: list[asyncio.Task[None]] = []
-        # With ``eval.continuous``: the newest version's, after older ones that are not over.
+        # With ``eval.continuous``: evaluations that are not over, that of the newest version last.
         self._open: list[OpenEvaluation] = []
         self._more = asyncio.Event()
         self._closed = False
@@ -107,7 +107,7 @@ class Evaluations:
         """After an update: evaluate its version where ``eval.every`` says so."""
         settings, last = self._config.eval, version == self._config.learner.total_updates
         due = settings.every and version % settings.every == 0
-        # The last version has the evaluation of the end.
+        # Begun here, the last version would get ``eval.games`` in place of ``eval.final_games``.
         if due and not last and not settings.continuous:
             self.evaluate(edge=False)
         await self._settled()
@@ -119,7 +119,7 @@ class Evaluations:
     async def end(self, *, interrupted: bool) -> None:
         """Evaluate the last version after all others; nothing where it is interrupted."""
         if interrupted:
-            # A resumed run evaluates its version again.
+            # A resumed run evaluates the version that it continues from, so none is awaited.
             for task in self._tasks():
                 task.cancel()
             return
@@ -157,7 +157,8 @@ class Evaluations:
         games = settings.final_games if edge and settings.final_games else settings.games
         specs = list(self._games(checkpoint, seated, games))
 
-        # The learner makes its calls in order: one of an observer comes before its next update.
+        # The learner takes calls in order: those of observers, begun here, come before its next
+        # update, while it still holds this version.
         measured = self._group.create_task(self._observers.evaluating(checkpoint))
 
         async def evaluate() -> None:
@@ -172,7 +173,7 @@ class Evaluations:
                     for index, name in enumerate(self._collectors)
                 )
             )
-            # As planned, whichever collector was faster.
+            # In the order of the plan, the record does not depend on which collector was faster.
             order = {spec.game_id: place for place, spec in enumerate(specs)}
             records = sorted(chain(*shares), key=lambda record: order[record.spec.game_id])
             await self._collection.evaluated(records)
@@ -236,7 +237,8 @@ class Evaluations:
 
     async def _fill_slot(self, collector: str) -> None:
         """Keep one game under way in ``collector``, until there are no more."""
-        if self._planned is not None:  # its games have all slots, and come first in the record
+        # The planned evaluation has all slots, and comes first in the record.
+        if self._planned is not None:
             await self._planned
         while True:
             dealt = ((one, spec) for one in self._open if (spec := one.next_game()) is not None)

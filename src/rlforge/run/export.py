@@ -109,7 +109,8 @@ def export_run(
         try:
             if (curves := draw_curves(run)) is not None:
                 atomic_write(work / CURVES, curves)
-        except ConfigError as error:  # matplotlib is missing, and the card has its tables
+        except ConfigError as error:
+            # Without matplotlib the card still has its tables, so the export goes on.
             say(f"no picture on the model card: {error}")
         if converter is not None:
             say(f"converting to GGUF with {converter}")
@@ -183,7 +184,8 @@ def _base(model: ModelConfig) -> str:
 def _disk_may_be_full(folder: Path) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # safetensors and the converter raise their own
+    except Exception as error:
+        # Not only OSError is caught: safetensors and the converter raise errors of their own.
         if isinstance(error, RlforgeError) or not says_full_disk(error):
             raise
         raise RlforgeError(f"{folder}: the disk is full; nothing was written") from error
@@ -256,7 +258,7 @@ def generation_config(config: PolicyConfig, tokenizer: Any) -> Any:
     from rlforge.models.load import stop_token_ids
 
     engine = config.engine
-    # In place of the base model's: settings that the run's engine does not know, such as a
+    # The base model's settings are not kept: those that the run's engine does not know, such as a
     # repetition penalty, would make the policy another one.
     return GenerationConfig(
         do_sample=True,
@@ -301,14 +303,15 @@ def _merged_model(
 
     assert policy.path_or_name is not None
     base = load_base_model(config, torch.device("cpu"), torch.float32)
-    # PEFT warns of tied layers, which it unties or which are tied below.
+    # PEFT warns of tied layers without need: it unties them, or they are tied again below.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         adapted: Any = PeftModel.from_pretrained(base, policy.path_or_name)
         before = _logprobs(adapted.eval(), ids)
         model: Any = load_policy(adapted.unload(), policy.path_or_name, policy.uid)
     output, inputs = model.get_output_embeddings(), model.get_input_embeddings()
-    tied = model.config.get_text_config().tie_word_embeddings  # PEFT knows where it unties them
+    # Read after merging: PEFT sets it to False where the two layers are no longer tied.
+    tied = model.config.get_text_config().tie_word_embeddings
     if tied and output is not None:
         output.weight = inputs.weight
     return model, before

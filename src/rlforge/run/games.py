@@ -68,7 +68,7 @@ class Games(RunKind[RunConfig]):
                 name="pool",
                 actor="rlforge.run.actors.state:PoolActor",
                 reads=("pool", "env"),
-                # It writes into the run directory, and so does the buffer.
+                # Pool and buffer write into the run directory, which is on the driver's node.
                 on_driver_node=True,
                 sends=(("collector", "GameSpec"), ("tracker", "ratings")),
             ),
@@ -96,7 +96,7 @@ class Games(RunKind[RunConfig]):
                 least=config.collector.min_collectors if hardware.elastic else None,
                 replicas_key="collector.num_collectors",
                 restarts=config.collector.max_restarts,
-                # A call for each game of ``eval.continuous``.
+                # Each game of ``eval.continuous`` is a call, which must not wait for others.
                 concurrency=1000,
                 placement_group="rollout",
                 sends=(
@@ -141,7 +141,7 @@ class Games(RunKind[RunConfig]):
         from rlforge.buffer.batches import read_samples
         from rlforge.show.batches import among
 
-        # Both formats may be there; Parquet is read faster.
+        # Of a batch in both formats the file that comes last here is read: Parquet, the faster one.
         files = {
             int(path.stem.removeprefix("batch-")): path
             for suffix in ("csv", "parquet")

@@ -184,13 +184,14 @@ class _Failures:
             f"{name} does not answer: code of yours holds its process"
             f"{held_at(process, self._run_dir)}; mend it or leave it out, then {self._again}"
         )
-        # Strict runs end between rounds, of which the one in hand does not end.
+        # ``stop`` would not help: a strict run ends after its round, which waits for this process,
+        # and the state cannot be saved without pool and buffer.
         if context.config.strict or process in (STATE, "pool", "buffer"):
             raise self.held
         stop()
 
     def explained(self, error: BaseException, actors: RunActors | None) -> BaseException:
-        """The error in place of ``error``, which says how to go on."""
+        """The error to raise in place of ``error``: it says how to go on."""
         if (ended := self._ray.ended()) is not None:
             return RunError(f"{ended}; {self._again}")
         return explained(error, actors, self._run_dir, self._command)
@@ -208,7 +209,8 @@ async def _live(
     """Train; close the tracker with the summary."""
     tracker = context.actors.tracker
     interrupts.connect(controller.stop, context.note)
-    taken()  # of what this process did before the run
+    # Scalars that this process reported before the run are not the run's.
+    taken()
     try:
         async with asyncio.TaskGroup() as group:
             watching = [
@@ -236,9 +238,11 @@ async def _live(
         async with _failures_logged():
             await controller.close()
         await context.actors.come_home()
-        turn_file(context.run_dir).unlink(missing_ok=True)  # of a learner that died in its turn
+        # A learner that died in its turn leaves this file, which keeps engines from loading.
+        turn_file(context.run_dir).unlink(missing_ok=True)
         raise failed from None
-    except BaseException:  # interrupted at once
+    except BaseException:
+        # Failures arrive as groups, so this is an interrupt that ends the run at once.
         async with _failures_logged():
             await controller.close()
         raise
@@ -254,7 +258,8 @@ async def _live(
     await context.actors.come_home()
     display.show(await tracker.progress.remote())
     log.info("the run is %s after %.0f s", status, wall_s)
-    for line in lines:  # such as how an offline run of W&B is uploaded
+    # The sinks tell the user, for one, how an offline run of W&B is uploaded.
+    for line in lines:
         context.note(line)
     return Outcome(run_dir=context.run_dir, interrupted=not complete, summary=summary)
 
@@ -275,7 +280,8 @@ async def _failures_logged() -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(HELD_S):
             yield
-    except Exception:  # the tracker that died or is held, or a full disk
+    except Exception:
+        # The tracker may have died or not answer, and the disk may be full.
         log.exception("after the run failed")
 
 
@@ -286,7 +292,6 @@ async def _show_progress(tracker: Any, display: Display) -> None:
 
 
 async def _watch_gpus(tracker: Any) -> None:
-    # No loads without the driver's tool.
     while True:
         if loads := await asyncio.to_thread(gpu_loads):
             tracker.log_gpus.remote(loads)
@@ -294,7 +299,7 @@ async def _watch_gpus(tracker: Any) -> None:
 
 
 class _Interrupts:
-    """First Ctrl-C or SIGTERM: the controller stops. Second, or without one: ends at once."""
+    """First Ctrl-C or SIGTERM: the controller stops. Second, or without one: the run ends."""
 
     def __init__(self) -> None:
         self.at_once = False
@@ -304,8 +309,8 @@ class _Interrupts:
     def listen(self) -> None:
         """Take signals from now on."""
         self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
-        # Through the event loop: an exception out of a signal handler could end in a callback that
-        # drops it. Other threads get no signals.
+        # The event loop takes the signals: an exception out of a signal handler could end in a
+        # callback that drops it. Only the main thread can set handlers.
         if threading.current_thread() is threading.main_thread():
             for number in (SIGINT, SIGTERM):
                 self._loop.add_signal_handler(number, self._interrupt)
@@ -318,7 +323,8 @@ class _Interrupts:
         """Interrupt the run; False while there is no controller to stop."""
         if self._stop is None:
             return False
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the run has just ended
+        # RuntimeError says that the loop is closed: the run has just ended by itself.
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._interrupt)
         return True
 
@@ -351,7 +357,7 @@ def prepared(
         run_dir: Absolute path.
         command: Arguments of ``rlforge`` that start such a run, for command.txt.
     """
-    # Torch is imported late: it costs seconds.
+    # This is imported here because it loads torch, which takes seconds.
     from rlforge.models.load import lacking_weights, resolve_model, unfetched
 
     if plan.config.engine.name == "vllm":
@@ -368,7 +374,7 @@ def prepared(
     kind_of(config).check_prompts(config)
     run_dir.mkdir(parents=True, exist_ok=True)
     with RunLock(run_dir), _end_written(config, run_dir):
-        # As the user gave it: ``auto`` is resolved again where the run is resumed.
+        # The file keeps ``auto`` as the user gave it, so that a resume resolves it for its machine.
         if not resume:
             (run_dir / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
         for damage in mend_run(RunPaths(root=run_dir)):
@@ -404,8 +410,8 @@ def _write_ending(
             write_end(RunPaths(root=run_dir), status, error)
         if config.tracker.report:
             write_report(run_dir)
-    # One line: `rlforge report` shows it again, a bug with its stack trace.
     except Exception as problem:
+        # One line is enough: `rlforge report` shows the error again, a bug with its stack trace.
         why = (str(problem) or type(problem).__name__).splitlines()[0]
         again = f"rlforge report {shlex.quote(str(run_dir))}"
         print(f"the run's report is not written ({why}); again with: {again}", file=sys.stderr)

@@ -134,7 +134,8 @@ def play_game(env: str | EnvSpec, *players: str | Policy | Act, seed: int = 0) -
     if isinstance(env, str):
         env = env_named(env)
     for run in (player.config for player in players if isinstance(player, Policy)):
-        if (own := run.games) is not None:  # who learned in conversations plays in them
+        # A policy that learned in conversations plays in them: other prompts would be new to it.
+        if (own := run.games) is not None:
             env = dataclasses.replace(env, context=own.env.context, overflow=own.env.overflow)
     check_env(env)
     if not 0 < len(players) <= env.num_players:
@@ -143,10 +144,11 @@ def play_game(env: str | EnvSpec, *players: str | Policy | Act, seed: int = 0) -
     refs = [_reference(player, env) for player in owners]
     seats = list(line_up(env, refs, trained_uid=None))
     for place, player in enumerate(owners):
-        if isinstance(player, Policy):  # asked as its run asks; others as the environment says
+        # A policy knows the form in which its run asks; others are asked as the environment says.
+        if isinstance(player, Policy):
             form = asked_as(player.config, env.id)
             seats[place] = dataclasses.replace(seats[place], form=form)
-    # By seat, or one player at several seats would draw alike.
+    # Each seat has a seed of its own, else one player at several seats would draw alike.
     given = {
         seat.player_id: _at_seat(player, seat, env, seed + seat.player_id)
         for player, seat in zip(owners, seats, strict=True)

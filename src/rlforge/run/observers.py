@@ -133,12 +133,14 @@ class Observers(Observer):
         state = {name: own for name, own in self._ask("state_dict").items() if own}
         for name, own in state.items():
             with _named(name):
-                json.dumps(own)  # as it is saved: what cannot be names its observer here
+                # A state that cannot be saved as JSON fails here, with the name of its observer.
+                json.dumps(own)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, one in self._each.items():
-            if name in state:  # else it was installed later
+            # An observer that was installed after the state was saved has none in it.
+            if name in state:
                 with _named(name):
                     one.load_state_dict(state[name])
 

@@ -81,9 +81,9 @@ class Policies:
         ]
 
     async def begins_anew(self, policy: Trained, number: int, actors: RunActors) -> bool:
-        """Whether ``reset`` asks for it in place of update ``number``."""
+        """Whether ``reset`` asks the policy to begin anew in place of update ``number``."""
         reset = entry_of(self._config, policy.name).reset
-        # The last one stays an update, which is evaluated.
+        # The last version is evaluated at the end: it is one that was trained, not a fresh start.
         if not policy.updates or number == self._config.learner.total_updates:
             return False
         if reset.every is not None and policy.updates >= reset.every:

@@ -51,7 +51,7 @@ class Retention:
 
 def keep_start(config: PolicyConfig, run_dir: Path) -> None:
     """Copy the adapter that the run starts from, if there is one, to ``step-0``."""
-    # A resumed run needs it, wherever the first one is then.
+    # A resumed run needs the adapter, which may have been moved or deleted by then.
     start, root = config.learner.initial_adapter, run_dir / "checkpoints"
     if start is None or (root / step_name(0)).exists():
         return
@@ -90,8 +90,8 @@ def rewind(run_dir: Path, version: int) -> None:
 
     The tracker drops the lines of its own files (``Tracker.resume``).
     """
-    # A killed run may have gone on past its newest saved state, and will make these again. Games
-    # stay: each says which version played it.
+    # A killed run may have gone on past its newest saved state: the resumed one makes these files
+    # again. Games stay, because each says which version played it.
     for path in list_checkpoints(run_dir / "checkpoints"):
         if checkpoint_version(path) > max(version, 0):
             log.info("dropping %s, made after the state that is resumed", path.name)

@@ -62,7 +62,7 @@ class SupervisedRun:
         self._actors.tracker.log_activity.remote("learning")
         while self._version < self._total and not self._interrupted:
             number = self._version + 1
-            # From the number alone, so that a resumed run continues exactly.
+            # The batch depends on the number alone, so that a resumed run continues exactly.
             batch = batch_of(drawn(samples, settings.batch_size, self._config.seed, number))
             result, _ = await self._actors.learner.update(batch)
             self._version = result.version
@@ -111,7 +111,7 @@ class SupervisedRun:
         return measured
 
     async def _save(self) -> None:
-        # With the state that ``--resume`` goes on from.
+        # Each version is saved with its state, so that ``--resume`` can go on from the newest.
         state = {"start": self._start, "measured": self._measured}
         parent = step_name(self._saved)
         saved = await self._actors.learner.save(self._version, parent, state=state)

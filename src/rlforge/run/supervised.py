@@ -110,7 +110,7 @@ class Supervised(RunKind[SftConfig]):
             wait_for(make_samples(config, run_dir, say))
 
     def counted(self, config: SftConfig, run_dir: Path) -> SftConfig:
-        # From the number of samples that of the updates follows.
+        # The number of updates follows from that of the samples, which is known once they are made.
         from rlforge.rollout.datasets import count_samples, has_samples
 
         if not has_samples(run_dir):

@@ -92,7 +92,7 @@ class Watch:
         self._actors.tracker.log_inference.remote(engine, load)
         if before is not None:
             in_use = load["sequences"] / self._places
-            # A moving mean: a single report depends on the games that begin.
+            # The mean moves slowly, because a single report varies with the games that begin.
             mean = self._occupied.setdefault(engine, in_use)
             self._occupied[engine] = mean + 0.3 * (in_use - mean)
 

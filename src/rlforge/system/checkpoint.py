@@ -189,8 +189,8 @@ def _move_into(path: Path, directory: Path, names: Iterable[str]) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         (directory / name).replace(target)
     _sync_directories(path)
-    # Last: files belong to the checkpoint once its manifest names them, so an extension that is
-    # interrupted before may be repeated.
+    # The manifest comes last: files belong to the checkpoint once it names them, so an extension
+    # that is interrupted before may be repeated.
     (directory / MANIFEST).replace(path / MANIFEST)
     sync(path)
 
@@ -264,7 +264,7 @@ def prune(
         root, keep: Folder, and number that stays.
         protected, since: Names of others that stay, and version from which on all do.
     """
-    # Another process may add versions from ``since`` on meanwhile.
+    # Versions from ``since`` on do not count: another process may be adding some.
     candidates = [
         path
         for path in list_checkpoints(root)
@@ -272,7 +272,7 @@ def prune(
     ]
     doomed = candidates[: max(0, len(candidates) - keep)]
     for path in doomed:
-        # Renamed first: an interrupted deletion leaves no incomplete checkpoint.
+        # A checkpoint is renamed first: an interrupted deletion then leaves no incomplete one.
         with _temporary(root) as directory:
             path.rename(directory / path.name)
     return doomed
@@ -282,7 +282,7 @@ def clean_leftovers(root: Path) -> list[Path]:
     """Delete temporary directories of processes that ended; returns their paths."""
     leftovers = [path for path in root.iterdir() if _is_leftover(path)]
     for path in leftovers:
-        # Another writer may be deleting the same one.
+        # Another writer may be deleting the same directory.
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path)
     return leftovers
@@ -297,7 +297,7 @@ def _order(path: Path) -> tuple[int, str]:
 def _temporary(root: Path) -> Iterator[Path]:
     """A directory in ``root``, deleted at the end."""
     owner = f"{socket.gethostname()}.{os.getpid()}"
-    # There, so that it can be renamed: that stays on one file system.
+    # Only within one file system can a directory be renamed, so it is made in ``root``.
     path = root / f".tmp.{owner}.{secrets.token_hex(4)}"
     path.mkdir()
     try:
@@ -311,7 +311,8 @@ def _is_leftover(path: Path) -> bool:
     match = _TEMPORARY.fullmatch(path.name)
     if match is None:
         return False
-    if match["host"] != socket.gethostname():  # its processes cannot be seen from here
+    if match["host"] != socket.gethostname():
+        # Processes of another machine cannot be seen from here, so the age decides.
         return time.time() - path.stat().st_mtime > _ABANDONED_S
     return not psutil.pid_exists(int(match["pid"]))
 

@@ -36,7 +36,7 @@ def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
     make a directory, unless ``path`` is one with files. durable: sync content and name to disk;
     files of a directory are the block's to sync.
     """
-    # Its own for each writer: two of one file would else share it.
+    # Each writer has a path of its own, else two writers of one file would mix their content.
     work = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield work
@@ -49,7 +49,7 @@ def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
         if work.is_dir():
             shutil.rmtree(work, ignore_errors=True)
         else:
-            # The error of the block is raised, not a second one from the clean-up.
+            # An error of the clean-up must not hide that of the block.
             with contextlib.suppress(OSError):
                 work.unlink()
 
@@ -79,7 +79,7 @@ def says_full_disk(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
-        # safetensors and torch raise errors of their own that only quote it.
+        # safetensors and torch raise errors of their own that only quote the system's message.
         if os.strerror(errno.ENOSPC) in str(error):
             return True
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:

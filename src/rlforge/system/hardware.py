@@ -115,9 +115,10 @@ def _load(nvml: Any, index: int, handle: Any) -> GpuLoad:
         return None
 
     memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
-    power = measured(nvml.nvmlDeviceGetPowerUsage)  # milliwatts
+    # NVML measures in milliwatts and percent.
+    power = measured(nvml.nvmlDeviceGetPowerUsage)
     limit = measured(nvml.nvmlDeviceGetPowerManagementLimit)
-    rates = measured(nvml.nvmlDeviceGetUtilizationRates)  # percent
+    rates = measured(nvml.nvmlDeviceGetUtilizationRates)
     return GpuLoad(
         index=index,
         name=nvml.nvmlDeviceGetName(handle),
@@ -132,7 +133,7 @@ def _load(nvml: Any, index: int, handle: Any) -> GpuLoad:
 def _ask(question: Callable[[Any, int, Any], T]) -> dict[str, T]:
     """``question`` of ``pynvml``, number and handle of each GPU of ``visible_gpus``."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    # The tool comes with the driver: without it the module is not loaded in vain.
+    # nvidia-smi comes with the driver: without it pynvml would be imported in vain.
     if shutil.which("nvidia-smi") is None or importlib.util.find_spec("pynvml") is None:
         return {}
     import pynvml
@@ -146,11 +147,13 @@ def _ask(question: Callable[[Any, int, Any], T]) -> dict[str, T]:
         entries = map(str, numbers) if visible is None else visible.split(",")
         for entry in filter(None, map(str.strip, entries)):
             meant = [i for i in numbers if entry == str(i) or uuids[i].startswith(entry)]
-            if not meant:  # a slice of a GPU (MIG)
+            if not meant:
+                # The entry names a slice of a GPU (MIG), and NVML lists whole GPUs here.
                 return {}
             answers[entry] = question(pynvml, meant[0], handles[meant[0]])
     except pynvml.NVMLError:
-        return {}  # no driver, or one of another age
+        # The driver is missing, or does not fit pynvml.
+        return {}
     return answers
 
 
@@ -195,8 +198,8 @@ def prepare_ray(hardware: HardwareConfig) -> None:
     if hardware.ray_address is not None:
         check_cluster(hardware.ray_address)
         return
-    # A cluster that this process starts listens on loopback only. The name of the variable is about
-    # the systems on which that is the default.
+    # With 0 a cluster that this process starts listens on loopback only. The variable has the names
+    # of the systems on which that is the default.
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     # Ray's default gives its workers a lower priority than all other processes.
     os.environ.setdefault("RAY_worker_niceness", "0")
@@ -207,7 +210,8 @@ def check_cluster(address: str) -> None:
     scheme, _, place = address.rpartition("://")
     host, _, port = place.rpartition(":")
     if not port.isdigit():
-        if address == "auto" or scheme not in ("", "ray"):  # left to Ray
+        if address == "auto" or scheme not in ("", "ray"):
+            # Ray itself resolves these, so they cannot be judged here.
             return
         raise ConfigError(
             f"hardware.ray_address={address} is no address of a cluster; write HOST:PORT, "
@@ -236,7 +240,8 @@ def resolve_hardware(
     if config.alternate:
         _check_one_place(config, num_learners)
     if config.ray_address is not None:
-        # A cluster is left as it is described; it has the GPUs unless ``num_gpus`` says how many.
+        # This machine does not show what a cluster has: GPUs are taken to be there, and can be
+        # counted only where ``num_gpus`` is given.
         config = dataclasses.replace(config, device="cpu" if config.device == "cpu" else "cuda")
         if config.num_gpus is not None:
             check_gpus(config, num_engines, num_learners)
@@ -246,7 +251,8 @@ def resolve_hardware(
         config,
         device=resolve_device(config, gpus),
         num_cpus=config.num_cpus if config.num_cpus is not None else machine.cpus,
-        num_gpus=min(gpus, 1) if config.alternate else gpus,  # Ray then places all on that one
+        # With a single GPU Ray places engines and learner on the same one.
+        num_gpus=min(gpus, 1) if config.alternate else gpus,
     )
     learner_gpus, engine_gpus = resolve_gpus(config, num_engines, num_learners)
     config = dataclasses.replace(
@@ -290,10 +296,11 @@ def resolve_gpus(
     gpus = config.num_gpus or 0
     if gpus >= num_learners + num_engines:
         return 1.0, 1.0
-    if num_learners == 1:  # it shares the GPUs with the engines
+    if num_learners == 1:
+        # A single rank shares GPUs with the engines, as there is not one for each.
         share = 1.0 / math.ceil((1 + num_engines) / gpus)
         return share, share
-    # Several ranks have one GPU each, and the engines share the rest.
+    # Several ranks connect by NCCL, which needs a GPU for each; the engines share the rest.
     left = max(1, gpus - num_learners)
     return 1.0, 1.0 / max(1, math.ceil(num_engines / left))
 
@@ -302,7 +309,7 @@ def resolve_threads(config: HardwareConfig, num_engines: int, num_learners: int)
     """OpenMP threads of each engine and learner rank; None lets torch choose, as on GPUs."""
     if config.threads or config.device != "cpu":
         return config.threads or None
-    # The cores are divided among the actors that compute at the same time.
+    # Actors that compute at the same time divide the cores: with more threads all would be slower.
     workers = num_engines if config.alternate else num_learners + num_engines
     return max(1, (config.num_cpus or 1) // workers)
 

@@ -45,7 +45,8 @@ class Lock:
 
     def acquire(self) -> None:
         """Raises BusyError where another holds it, or this one does already."""
-        from filelock import FileLock, Timeout  # commands that only ask ``held`` start without it
+        # Commands that only ask ``held`` start faster without this import.
+        from filelock import FileLock, Timeout
 
         lock = FileLock(self._file, timeout=PROBE_S, poll_interval=PROBE_S / 2, thread_local=False)
         try:
@@ -73,12 +74,12 @@ class Lock:
             return None
         with file:
             try:
-                # Shared, which filelock does not know: readers may lack the right to write.
+                # The lock is a shared one, unlike filelock's: readers may lack the right to write.
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return True
             holder = _named(file.read())
-        # Not every network file system passes the locks of other machines on.
+        # Not every network file system shows the locks of other machines, so this one may be held.
         return None if holder and holder["host"] != socket.gethostname() else False
 
 
@@ -119,7 +120,8 @@ class RunLock(Lock):
 def _named(content: bytes) -> dict[str, Any] | None:
     try:
         return dict(json.loads(content))
-    except ValueError:  # it has not written its name yet
+    except ValueError:
+        # The holder has not written its name yet.
         return None
 
 
@@ -129,7 +131,7 @@ def claim_gpus(hardware: HardwareConfig, count: int) -> Iterator[HardwareConfig]
 
     Only these are visible in the block. Raises RunError naming the holders where too few are free.
     """
-    # Nothing is claimed, either, where it cannot be known which GPUs there are.
+    # ``visible_gpus`` is empty where NVML does not answer: unknown GPUs cannot be claimed.
     on_gpus = hardware.device == "cuda" and hardware.ray_address is None
     found = visible_gpus() if on_gpus and hardware.exclusive else {}
     if not found:
@@ -175,7 +177,7 @@ def _environment(**values: str) -> Iterator[None]:
 
 
 def _lock_folder() -> Path:
-    # One per user, private: other users can neither write nor replace its files.
+    # Each user has a private folder, so that other users can neither write nor replace its files.
     folder = GPU_LOCKS / f"rlforge-gpus-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)

@@ -39,9 +39,10 @@ def wait_for(work: Coroutine[Any, Any, T], interrupt: Callable[[], bool] | None 
         return asyncio.run(work)
     runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
     loop, result = runner.get_loop(), Future[T]()
-    # Its context is this one's: it tells IPython which cell an output belongs to.
+    # A task that is made here has this thread's context, by which IPython assigns output to a cell.
     task = loop.create_task(work)
-    left_at = float("inf")  # when to leave the work; finite once it is cancelled
+    # The time at which cancelled work is left; infinite until it is cancelled.
+    left_at = float("inf")
 
     async def finished() -> T:
         return await task
@@ -53,7 +54,8 @@ def wait_for(work: Coroutine[Any, Any, T], interrupt: Callable[[], bool] | None 
     def cancel() -> None:
         nonlocal left_at
         left_at = time.monotonic() + CANCEL_PATIENCE_S
-        with contextlib.suppress(RuntimeError):  # the loop has just been closed
+        # A loop that has just been closed raises RuntimeError: the work has ended by itself.
+        with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(task.cancel)
 
     def on_interrupt() -> None:
@@ -68,7 +70,8 @@ def wait_for(work: Coroutine[Any, Any, T], interrupt: Callable[[], bool] | None 
             while thread.is_alive() and time.monotonic() < left_at:
                 thread.join(POLL_S)
         except BaseException:
-            if left_at == float("inf"):  # a second one would end the clean-up
+            # A second cancellation would end the clean-up.
+            if left_at == float("inf"):
                 cancel()
             thread.join(CANCEL_PATIENCE_S)
             raise
@@ -84,8 +87,8 @@ def _interrupts(call: Callable[[], None]) -> Iterator[None]:
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             handler = signal.getsignal(number)
-            # The handler of a running loop would cancel the task that waits, and not the wait.
-            # SIGTERM counts as Ctrl-C where it has its handler.
+            # The handler of a running loop would cancel the task that waits, but not end the wait.
+            # SIGTERM counts as Ctrl-C where it has the handler of Ctrl-C.
             own = number is signal.SIGINT and callable(handler)
             if own or handler is signal.default_int_handler:
                 replaced[number] = handler
@@ -121,5 +124,6 @@ def in_thread(work: Callable[[], T]) -> T:
 def _settle(result: Future[T], work: Callable[[], T]) -> None:
     try:
         result.set_result(work())
-    except BaseException as error:  # it is raised where the result is asked for
+    except BaseException as error:
+        # The error is raised where the result is asked for.
         result.set_exception(error)

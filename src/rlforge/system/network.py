@@ -43,9 +43,10 @@ def on_loopback(url: str) -> bool:
 
 def spare_loopback(url: str | None = None) -> None:
     """Add loopback to ``no_proxy``, with the host of ``url`` where it is another name for it."""
-    # A proxy could not reach this machine, and clients of some libraries take no other word for it.
+    # A proxy could not reach this machine, and the clients of some libraries heed nothing else.
     proxies = getproxies()
-    if _none_used(proxies):  # urllib and requests know "*" only alone
+    if _none_used(proxies):
+        # urllib and requests know "*" only alone: further hosts would end its effect.
         return
     known = [each.strip() for each in proxies.get("no", "").split(",")]
     spared = ["localhost", "127.0.0.1", "::1"]
@@ -79,7 +80,7 @@ def without_credentials(url: str) -> str:
 
 def check_proxies() -> None:
     """Raise ProxyError where a variable names no proxy."""
-    # HTTP clients refuse every request then, and do not name the variable.
+    # HTTP clients would refuse every request, and not name the variable.
     proxies = getproxies()
     if _none_used(proxies):
         return
@@ -108,7 +109,7 @@ def _none_used(proxies: dict[str, str]) -> bool:
 
 
 def _shown(kind: str, value: str) -> str:
-    # Lower case counts before upper case.
+    # Where both are set the variable in lower case counts, which comes first in reverse order.
     names = (name for name in sorted(os.environ, reverse=True) if os.environ[name])
     name = next((each for each in names if each.lower() == f"{kind}_proxy"), None)
     return f"{name or f'the {kind} proxy of the system'}={without_credentials(value)}"

@@ -59,11 +59,12 @@ def statistics_hidden() -> Iterator[None]:
         >>> hidden or "scipy" in sys.modules or "transformers" in sys.modules
         True
     """
-    # TextArena's nltk and transformers import both for parts that no game and no language model
-    # uses: a second of processor time in each process. Transformers may have found them already.
+    # TextArena's nltk and transformers import both without need: a second in each process. Once
+    # transformers is loaded it may rely on them, so then they are not hidden.
     hidden = () if "transformers" in sys.modules else ("scipy", "sklearn")
     absent = [name for name in hidden if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: not to be found
+    # A module that is None in ``sys.modules`` cannot be imported.
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]
     try:
         yield
     finally:
@@ -74,5 +75,6 @@ def statistics_hidden() -> Iterator[None]:
 def _found(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the package above it
+    except ModuleNotFoundError:
+        # ``find_spec`` imports the package above a module, which may be missing.
         return False

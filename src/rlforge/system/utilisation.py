@@ -48,7 +48,7 @@ class Covered:
 
     def __init__(self, since: float) -> None:
         self._settled = since
-        # Spans after ``_settled``, in order; those that touch are joined.
+        # Bisection needs the spans after ``_settled`` in order, and those that touch joined.
         self._starts: list[float] = []
         self._ends: list[float] = []
         self._seconds = 0.0
@@ -110,7 +110,8 @@ class Utilisation:
     def shares(self, now: float) -> dict[str, float]:
         """``engine_share``, ``learner_share`` and ``idle_share`` (neither) until ``now``."""
         wall = max(now - self._started, 1e-9)
-        # No later span begins before: a running total keeps the memory of long runs small.
+        # No span that is still to come begins before this time. To keep a sum in place of the older
+        # ones keeps the memory of long runs small.
         for covered in (self._learner, self._engines, self._either):
             covered.settle(min(now - LATEST_REPORT_S, self._learned))
         return {

@@ -80,7 +80,8 @@ class Codec(Generic[T]):
             return pa.string()
         if origin in (Union, types.UnionType) and args[1:] == (type(None),):
             return self._arrow(args[0])
-        if origin is tuple:  # of whole numbers: token ids
+        if origin is tuple:
+            # Whole numbers in tuples are token ids, for which 32 bits are enough.
             return pa.list_(pa.int32() if args[0] is int else self._arrow(args[0]))
         if hint in _BY_NUMBER:
             return pa.map_(pa.int64(), pa.float64())
@@ -97,7 +98,7 @@ class Codec(Generic[T]):
 
 
 def _read(form: _Form, cls: type[T], data: Any) -> T:
-    # cattrs is imported where it is used, as pyarrow is.
+    # cattrs, as pyarrow above, is imported where it is used, because many commands need neither.
     from cattrs import BaseValidationError, transform_error
 
     try:
@@ -160,7 +161,8 @@ def _converter(form: _Form) -> Any:
 
     made.register_unstructure_hook_factory(dataclasses.is_dataclass, encoder)
     made.register_structure_hook_factory(dataclasses.is_dataclass, decoder)
-    # Null is a float that was not finite; words that a later version adds to a literal are kept.
+    # JSON has null for a float that is not finite, which must be read, too. Words that a later
+    # version adds to a literal are kept.
     made.register_structure_hook(float, lambda content, _: content)
     made.register_structure_hook_func(_is_word, lambda content, _: content)
     made.register_unstructure_hook_func(_NUMBERS.__contains__, lambda content: content)
@@ -217,14 +219,15 @@ def json_ready(data: Any) -> Any:
         return {name: json_ready(getattr(data, name)) for name in names}
     if isinstance(data, Path):
         return str(data)
-    if hasattr(data, "item"):  # a numpy scalar
+    if hasattr(data, "item"):
+        # A numpy scalar is none of Python's own types above.
         return json_ready(data.item())
     raise TypeError(f"cannot write a {type(data).__name__} as JSON: {data!r}")
 
 
 def writable(text: str) -> str:
     """``text`` with ``?`` for lone surrogates, which files cannot hold."""
-    # A model or a remote player can send them.
+    # A model or a remote player can send lone surrogates.
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -260,7 +263,8 @@ def json_objects(text: str) -> Iterator[dict[str, Any]]:
     while start >= 0 and wrong < _MOST_BRACES:
         try:
             found, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):  # a brace in prose
+        except (ValueError, RecursionError):
+            # The brace is one in prose.
             end, wrong = start + 1, wrong + 1
         else:
             yield found

@@ -22,7 +22,7 @@ class Bundle:
 
     def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
         # Ray's pickler calls a Python function for each object. Games, requests and answers are
-        # hundreds of small ones, which take the standard one a third of the time.
+        # hundreds of small objects, for which the standard pickler takes a third of the time.
         if self._pickled is None:
             self._pickled = pickle.dumps(self.content, protocol=pickle.HIGHEST_PROTOCOL)
         return pickle.loads, (self._pickled,)

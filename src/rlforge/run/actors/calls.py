@@ -53,9 +53,9 @@ class ActorCalls:
                 await self.back(name)
 
     def lost(self, name: str, error: Exception) -> None:
-        """Take an actor as absent until ``back`` returns."""
+        """Count an actor as absent until ``back`` returns."""
         log.warning("%s is absent: %s", name, error)
-        # Without ``elastic`` its restart is a line instead.
+        # Without ``elastic`` the user reads of the restart (``count_restart``), which is enough.
         if self._elastic and name not in self._actors.absent:
             self._note(f"{name} does not answer")
         self._actors.absent.add(name)
@@ -104,7 +104,8 @@ class ActorCalls:
         if loads:
             await asyncio.wait(loads, return_when=asyncio.FIRST_COMPLETED)
             loaded, late = await asyncio.wait(loads, timeout=LATE_S)
-            for task in late:  # an engine loads it when a request asks for it
+            # A late engine loads the version when a request asks for it.
+            for task in late:
                 task.cancel()
             for task in loaded:
                 task.result()

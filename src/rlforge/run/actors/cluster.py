@@ -96,7 +96,7 @@ class RunActors:
         calls = [
             asyncio.ensure_future(actor.__ray_call__.remote(_taken))
             for name, actor in self.named.items()
-            # No loop waits for the tracker.
+            # The tracker is not asked, because its slow sinks would hold up the loops.
             if name != "tracker" and name not in self.absent
         ]
         answered = set[asyncio.Future[Sums]]()
@@ -114,7 +114,7 @@ class RunActors:
     async def held(self, name: str) -> None:
         """Wait until an actor that is there does not answer for ``HELD_S``."""
         while True:
-            # One that died ends the run, or is waited for, where its other calls are.
+            # An actor that died is not held: its other callers end the run, or wait for it.
             with contextlib.suppress(ray.exceptions.RayActorError):
                 try:
                     async with asyncio.timeout(HELD_S):
@@ -162,7 +162,8 @@ async def start_actors(plan: RunPlan[Any], run_dir: Path, part: int = 0) -> RunA
     """
     specs = [spec for spec in plan.nodes if spec.actor is not None]
     places = await _places(specs)
-    turn_file(run_dir).unlink(missing_ok=True)  # left by a run killed in the learner's turn
+    # A run that was killed in the learner's turn leaves this file, and engines would not load.
+    turn_file(run_dir).unlink(missing_ok=True)
     named: dict[str, Any] = {}
     folder = RunFolder(run_dir=str(run_dir))
     if plan.hardware.ray_address is not None:
@@ -197,11 +198,12 @@ async def start_actors(plan: RunPlan[Any], run_dir: Path, part: int = 0) -> RunA
                     asyncio.ensure_future(_ready(spec, name, actor.__ray_ready__.remote()))
                 )
                 if spec.name == "learner" and rank + 1 == spec.replicas:
-                    # A rank loads its model only after it has connected to the others.
+                    # A rank connects to all others before it loads its model, so all must exist.
                     loading.append(asyncio.ensure_future(RunActors(named).learner.start()))
                 alone = loading[-1] if spec.loads_alone else None
         await asyncio.gather(*loading)
-    except BaseException:  # also Ctrl-C
+    except BaseException:
+        # Also after Ctrl-C the other nodes send their logs and delete their folders.
         await RunActors(named).come_home()
         raise
     finally:
@@ -240,7 +242,7 @@ def _create(spec: ActorSpec, place: Any, given: Mapping[str, Any]) -> Any:
 
 def _host(name: str, place: Any, run_dir: str) -> Any:
     made: Any = ray.remote(Host)
-    # Calls that wait, as for room in the buffer, hold up no others.
+    # So many calls may run that those that wait, as for room in the buffer, hold up no others.
     options = {"name": name, "num_cpus": 0, "max_concurrency": 1000, "scheduling_strategy": place}
     return made.options(**options).remote(name, run_dir)
 
@@ -265,7 +267,8 @@ async def _places(specs: Sequence[ActorSpec]) -> dict[str, PlacementGroupSchedul
     needed = {name: spec for spec, least in alone for name in spec.actor_names[:least]}
     groups = {name: _group(spec) for name, spec in needed.items()}
     await _has_room(groups.values(), [(least, spec) for spec, least in alone], "start another node")
-    # Only now the others: they do not take the room of those without which the run cannot start.
+    # Replicas that may be absent are placed last, else they could take the room of those without
+    # which the run cannot start.
     others = {name: spec for spec, least in alone for name in spec.actor_names[least:]}
     groups |= {name: _group(spec) for name, spec in others.items()}
     for name, group in groups.items():
@@ -342,6 +345,6 @@ def reason(error: BaseException) -> str:
 def _own_message(cause: BaseException) -> str | None:
     if isinstance(cause, RlforgeError):
         return str(cause)
-    # The error of a constructor arrives as text.
+    # The error of a constructor arrives only as text inside of Ray's error.
     messages = re.findall(r"rlforge\.[\w.]*Error: (.+)", str(cause))
     return messages[-1] if messages else None

@@ -34,7 +34,7 @@ class CollectorActor:
     def __init__(self, config: RunConfig, name: str, folder: RunFolder) -> None:
         begin(name, folder.open())
         self._name = name
-        # By name: handles in the arguments may be invalid when Ray restarts this actor.
+        # Actors are found by name: handles in the arguments may be invalid once Ray restarts this.
         self._pool: Any = find_actor("pool")
         self._buffer: Any = find_actor("buffer")
         self._tracker: Any = find_actor("tracker")
@@ -49,8 +49,9 @@ class CollectorActor:
             time_limit=clock.timeout,
             elastic=config.hardware.elastic,
         )
+        # Libraries of games import less while transformers is not loaded, which comes next.
         for env in train_envs(config):
-            check_env(env)  # imports the games' libraries, with less where transformers is not yet
+            check_env(env)
         tokenizer = load_tokenizer(config.model)
         over_legal = any(
             of_policy(config, name).algorithm.over_legal for name in policy_names(config)
@@ -80,8 +81,8 @@ class CollectorActor:
 
     async def train(self) -> None:
         """Play training games to the end of the run."""
-        # A caller that lost only the connection calls again: games of the first call end without a
-        # result, and are played again.
+        # A caller that lost only the connection calls again. The first call is cancelled, and its
+        # games, which end without a result, are played again.
         if self._training is not None:
             self._training.cancel()
             await asyncio.wait([self._training])
@@ -117,9 +118,9 @@ class CollectorActor:
         return [_outline(record) for record in records]
 
     async def _admit(self, spec: GameSpec) -> bool:
-        # The pool knows what API players have spent in the games of all collectors.
         if not api_players(spec):
             return True
+        # Only the pool knows what API players have spent in the games of all collectors.
         return bool(await self._pool.admit.remote(spec, self._answers.take_api_usage()))
 
     def _report_api_usage(self) -> None:
@@ -135,7 +136,7 @@ class CollectorActor:
         outlines = Bundle([_outline(record) for record in records])
         self._pool.push_outcomes.remote(outlines)
         self._report_api_usage()
-        # Games that the tracker has are on record whatever becomes of this process.
+        # The tracker is awaited, too: the games are on record even if this process dies next.
         await asyncio.gather(
             self._tracker.add_games.remote(games if self._saves else outlines),
             self._buffer.deliver.remote(self._name, games),

@@ -44,7 +44,8 @@ async def update_in_turn(
         await all_engines("sleep")
         result, span = await actors.learner.update(*update)
     except RlforgeError:
-        # A continuous run goes on from the previous version; any other error ends the run.
+        # A continuous run goes on from the previous version, and needs its engines. Any other error
+        # ends the run.
         await actors.learner.end_turn()
         await all_engines("wake")
         raise

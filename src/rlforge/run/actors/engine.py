@@ -66,7 +66,8 @@ class EngineReport:
         """
         names = ("generated_tokens", "read_tokens", "cached_tokens", "sequence_s")
         counted = dict.fromkeys(names, 0.0)
-        if before is not None and not self.restarted_since(before):  # a new process counts from 0
+        # A new process counts from 0: subtracting the counts of its predecessor would be wrong.
+        if before is not None and not self.restarted_since(before):
             counted = {name: getattr(before.stats, name) for name in counted}
         rates = {
             name: (getattr(self.stats, name) - number) / max(seconds, 1e-9)
@@ -100,7 +101,8 @@ class EngineActor:
         self._config, self._hardware = config, hardware
         self._process = uuid4().hex
         self._loaded = asyncio.Event()
-        # Where it is restarted in the learner's turn it loads at ``wake``.
+        # In the learner's turn the card has no room: an engine that is restarted then loads at
+        # ``wake``.
         if not turn_file(folder.path).exists():
             self._load_model()
         self._outbox: dict[str, list[Answered]] = {}
@@ -119,7 +121,8 @@ class EngineActor:
                 gpus=hardware.engine_gpus,
                 others=as_played_by(self._config, other_models(self._config)),
             )
-        freeze_gc()  # what is loaded stays: no collection need look at it again
+        # What is loaded stays, so that no garbage collection need look at it again.
+        freeze_gc()
         log.info("the engine is loaded")
         self._loaded.set()
 
@@ -141,8 +144,8 @@ class EngineActor:
         self._engine.ask(
             (request.prompt_token_ids, request.params, policy, callers[request.ticket])
             for request in requests
-            if request.ticket in callers  # neither cancelled nor failed meanwhile
-            and (policy := here[request.policy]) is not None
+            # A request may have been cancelled, or have failed, while policies were fetched.
+            if request.ticket in callers and (policy := here[request.policy]) is not None
         )
 
     async def _fetched(
@@ -153,7 +156,8 @@ class EngineActor:
             found = self._here[policy] = await self._folder.policy(policy)
             return found
         except (RlforgeError, ray.exceptions.RayError) as error:
-            own = getattr(error, "cause", None) or error  # of RayTaskError
+            # A RayTaskError has the error that says what to mend as its cause.
+            own = getattr(error, "cause", None) or error
             for request in requests:
                 if request.policy == policy and request.ticket in self._callers[client]:
                     self._end(client, request.ticket, None, PolicyLoadError(str(own)))
@@ -168,7 +172,8 @@ class EngineActor:
     def _end(
         self, client: str, ticket: int, completion: Completion | None, error: EngineError | None
     ) -> None:
-        if isinstance(error, EngineDeadError):  # Ray restarts the process, clients repeat
+        if isinstance(error, EngineDeadError):
+            # Ray restarts a process that ended, and clients repeat their requests.
             end(error)
         del self._callers[client][ticket]
         answer = completion if error is None else error
@@ -186,14 +191,16 @@ class EngineActor:
         """``Answered`` of requests of ``client``, as soon as there are some."""
         event = self._event(client)
         await event.wait()
-        if self._filled[client] is not event:  # a call from before ``in_hand``
+        if self._filled[client] is not event:
+            # The client lost this call before ``in_hand``, and would lose its answers, too.
             return Bundle([])
         event.clear()
         return Bundle(self._outbox.pop(client, []))
 
     async def in_hand(self, client: str) -> list[int]:
         """Tickets of ``client`` that this process works on or has answers to."""
-        # The client has lost its connection: its earlier calls of ``collect`` return nothing.
+        # The client has lost its connection: an earlier call of ``collect``, whose answers it would
+        # not get, must return none.
         self._event(client).set()
         event = self._filled[client] = asyncio.Event()
         answered = [ticket for ticket, _ in self._outbox.get(client, [])]
@@ -226,7 +233,8 @@ class EngineActor:
     async def about(self) -> str:
         """Text on which engine ``engine=auto`` has taken, and why."""
         await self._loaded.wait()
-        return getattr(self._engine, "about", "")  # engines of users may have none
+        # Engines of users may have no ``about``.
+        return getattr(self._engine, "about", "")
 
     async def close(self) -> None:
         if self._loaded.is_set():

@@ -31,9 +31,9 @@ EngineState = Literal["here", "away", "gone"]
 LEAST_ANSWERS = 32
 """Answers passed on in an iteration of the event loop, or half of the requests under way where
 these are more."""
-# Their games send new requests before the others go on: an engine that answered all at once is not
-# left idle. Each bundle costs time: 192 games of the tiny model on two cores take 16 % less by
-# halves than by 32.
+# The games of the first answers send new requests before other answers are passed on, so that an
+# engine that answered all at once is not left idle. But each bundle costs time: 192 games of the
+# tiny model on two cores take 16 % less by halves than by 32.
 
 REPORT_POLL_S = 1.0
 """Seconds between reports of the engines of a service or of continuous training."""
@@ -113,7 +113,7 @@ class RemoteEngine:
         self._changed = asyncio.Event()
         self._given_up = asyncio.Event()
         self._spans: list[Span] = []
-        # An engine reports each span once: only one client may poll.
+        # Only one client may poll: an engine reports each span once, and two would share them.
         if poll_s is not None:
             self._begin()
 
@@ -134,7 +134,7 @@ class RemoteEngine:
         With ``elastic`` in the engines that are here, once there is one.
         """
         self._begin()
-        # The others load it when a request asks for it.
+        # Engines that are absent load the policy later, when a request asks for it.
         if self._elastic:
             await self._choose(None)
         engines = self._here() if self._elastic else self._engines
@@ -148,7 +148,8 @@ class RemoteEngine:
             try:
                 await engine.actor.load.remote(policy)
             except ray.exceptions.RayTaskError as error:
-                if isinstance(error.cause, EngineError):  # without Ray's stack around it
+                # Callers handle the engine's own error, without Ray's around it.
+                if isinstance(error.cause, EngineError):
                     raise error.cause from None
                 raise
             except ray.exceptions.RayActorError as error:
@@ -205,7 +206,7 @@ class RemoteEngine:
         """An engine that is here, if need be after a wait; None once all are gone."""
         while True:
             here = self._here()
-            # The engine that has the turns of the conversation so far, or the least loaded.
+            # The engine that answered a conversation before need not read all of it again.
             if here and conversation is not None:
                 return here[conversation % len(here)]
             if here:
@@ -250,7 +251,7 @@ class RemoteEngine:
             log.error("%s is gone for good: %s", engine.name, error)
             self._set_state(engine, "gone")
             left = self._elastic and any(each.state != "gone" for each in self._engines)
-            # With a RunError it only takes too long.
+            # A RunError says that the engine takes long: it may still come back.
             if not isinstance(error, RunError) and not left:
                 self._given_up.set()
         else:
@@ -290,7 +291,7 @@ class RemoteEngine:
         engine.pending[request.ticket] = future
         engine.unsent.append(request)
         if not self._flush_planned:
-            # One remote call for all requests of this iteration of the event loop.
+            # A remote call costs time, so one takes all requests of this iteration of the loop.
             self._flush_planned = True
             loop.call_soon(self._flush)
         try:
@@ -304,7 +305,8 @@ class RemoteEngine:
             engine.pending.pop(request.ticket, None)
             engine.received.discard(request.ticket)
             self._streams.pop(request.ticket, None)
-            if future.cancelled():  # given up by the caller or the time limit
+            if future.cancelled():
+                # The caller or the time limit gave up: the engine need not answer any more.
                 self._start(self._cancel(engine, request.ticket))
 
     async def _cancel(self, engine: _Engine, ticket: int) -> None:
@@ -366,7 +368,7 @@ class RemoteEngine:
 
     async def _fail_lost(self, engine: _Engine, error: Exception) -> None:
         """Fail the requests that were lost with a dead process, and none that its successor got."""
-        # At once where another engine is here to repeat them.
+        # Another engine that is here can repeat the requests at once.
         if self.ready:
             engine.fail(list(engine.received), error)
         if not await self._is_back(engine):
@@ -377,7 +379,8 @@ class RemoteEngine:
         try:
             in_hand = set(await engine.actor.in_hand.remote(self._client))
         except ray.exceptions.RayActorError:
-            return  # dead again: the next call of ``collect`` raises
+            # The process is dead again: the next call of ``collect`` raises.
+            return
         engine.fail([ticket for ticket in received if ticket not in in_hand], error)
 
 

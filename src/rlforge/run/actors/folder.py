@@ -90,7 +90,7 @@ class RunFolder:
         """The run directory, or the folder that this node has in place of it."""
         if self.here:
             return Path(self.run_dir)
-        # The home of a user may be shared after all: each node has a name of its own.
+        # Nodes may share the home of a user after all: each then needs a folder of its own.
         return cache_dir() / "nodes" / self.start / this_node()[:12]
 
     def open(self) -> Path:
@@ -124,7 +124,7 @@ class RunFolder:
         if not self.here:
             files = _read(self.checkpoints / name, state=True)
             ray.get(_server().receive.remote(str(place), files))
-            # All are in the run directory.
+            # The run directory has all checkpoints, so that few need stay on this node.
             prune(self.checkpoints, _KEPT_BY_LEARNER)
         return str(place)
 
@@ -141,7 +141,7 @@ class RunFolder:
 
 @functools.cache
 def _agent(folder: RunFolder) -> Any:
-    # The handle stays valid where Ray restarts the agent.
+    # The handle can be cached: it stays valid where Ray restarts the agent.
     return ray.get(_server().agent.remote(this_node(), folder))
 
 
@@ -173,7 +173,7 @@ async def come_home(server: Any) -> None:
         try:
             return await asyncio.wait_for(call, END_S)
         except (ray.exceptions.RayError, TimeoutError) as error:
-            # Not raised: why a run ended counts more.
+            # Raised, this error would hide why the run ended.
             log.warning("the last lines of logs of %s are not here: %s", nodes, error)
 
     agents = await answered(server.agents.remote(), "other nodes") or {}
@@ -203,7 +203,7 @@ class FileServer:
     def agent(self, node: str, folder: RunFolder) -> Any:
         """Agent of a node, which is started at the first call."""
         if node not in self._agents:
-            # It outlives every process whose log it sends.
+            # The server owns the agent, which so outlives every process whose log it sends.
             made: Any = ray.remote(NodeAgent)
             self._agents[node] = made.options(
                 num_cpus=0, max_restarts=-1, max_concurrency=8, scheduling_strategy=on_node(node)
@@ -238,7 +238,7 @@ class FileServer:
 
     def append(self, node: str, name: str, begin: int, data: bytes) -> None:
         """Add to a log what a node's log has from the byte ``begin`` on."""
-        # An agent that was restarted sends again what is here.
+        # An agent that was restarted may send bytes again, which must not be here twice.
         known = self._received.get((node, name), 0)
         with (self._logs / name).open("ab") as file:
             file.write(data[max(0, known - begin) :])
@@ -266,7 +266,7 @@ class NodeAgent:
 
     def fetch(self, path: str) -> str:
         """See ``RunFolder.fetched``."""
-        # Engines that ask at once share one answer.
+        # Engines that ask at once share one answer, so that a policy travels once to each node.
         with self._asking:
             fetches = self._under_way.items()
             self._under_way = {asked: each for asked, each in fetches if not each.done()}
@@ -309,7 +309,7 @@ class NodeAgent:
 
     def _send_on(self) -> None:
         while not self._ends.wait(LOGS_EVERY_S):
-            # As where the disk of the driver's node is full: what was not sent is sent again.
+            # The disk of the driver's node may be full: what was not sent is sent next time.
             with contextlib.suppress(OSError, ray.exceptions.RayError):
                 self.send_logs()
 
@@ -318,7 +318,8 @@ class NodeAgent:
         self._ends.set()
         self.send_logs()
         shutil.rmtree(self._folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # the folder of another node may be beside it
+        # The folder of another node may be beside it: then the one above both stays.
+        with contextlib.suppress(OSError):
             self._folder.parent.rmdir()
 
 

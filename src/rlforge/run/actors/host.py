@@ -36,7 +36,8 @@ class Host:
         """Make the actor ``name`` of the class at ``path``; its constructor gets ``given``."""
         cls = resolve_name(path)
         self._made[name] = cls(**given)
-        # Calls of a class without coroutines follow each other in a thread, as in an actor.
+        # A class without coroutines is not made for calls side by side: one thread makes them one
+        # after the other, as a Ray actor does.
         if not any(inspect.iscoroutinefunction(method) for _, method in inspect.getmembers(cls)):
             self._threads[name] = ThreadPoolExecutor(1, thread_name_prefix=name)
 
@@ -54,7 +55,8 @@ class Host:
                 return await asyncio.get_running_loop().run_in_executor(thread, called)
             result = called()
             return await result if inspect.isawaitable(result) else result
-        except (SystemExit, KeyboardInterrupt) as error:  # which would end the loop of all
+        except (SystemExit, KeyboardInterrupt) as error:
+            # These would end the event loop of all actors in this process.
             raise RunError(f"{name} fails: {described(error)}") from error
 
 

@@ -23,7 +23,8 @@ from rlforge.system.packages import statistics_hidden
 from rlforge.system.utilisation import Span
 from rlforge.types import Checkpoint
 
-if TYPE_CHECKING:  # only the actors import torch, not the process that starts them
+# Only the actors import torch, which takes seconds, and not the process that starts them.
+if TYPE_CHECKING:
     from rlforge.learner import Learners
 
 DEATH_REPORTED_S = 5.0
@@ -75,7 +76,8 @@ class LearnerActor:
             stay_local(meeting[0])
             store = join(*meeting, size) if self._rank else self._meeting_point
             ranks = ConnectedRanks(store, self._rank, size, device)
-        with statistics_hidden():  # the model's own module is imported here
+        # transformers imports the module of the model's architecture only here.
+        with statistics_hidden():
             self._learners = make_learners(self._config, device, ranks, self._here)
         if self._hardware.alternate:
             self._learners.rest(offload=self._hardware.offload_learner)
@@ -110,7 +112,7 @@ class LearnerActor:
     @property
     def _noted(self) -> bool:
         """Whether updates have digests of the weights."""
-        # To read whole models would take seconds.
+        # Digests of whole models would take seconds in each update.
         whole = self._config.learner.train == "full" and not self._config.strict
         return not (whole or self._config.learner.shard_weights)
 
@@ -146,7 +148,7 @@ class LearnerActor:
 
     def go_back(self, version: int, name: str = "") -> None:
         """Train a policy on from its saved version; updates are counted on."""
-        # A version 0 that was not saved is the model without an adapter.
+        # Without a folder version 0 was not saved: it is the model without an adapter.
         folder = self._folder.checkpoint(step_name(version, name))
         self._learners.turn(name).go_back(folder, version)
 
@@ -230,7 +232,7 @@ class LearnerActor:
         for learner in self._learners.each():
             if version is not None:
                 learner.version = version
-            # Tokens of earlier versions are still to come: the gap is measured by their adapters.
+            # Batches to come have tokens of earlier versions, whose adapters measure their gap.
             learner.recall(self._folder.checkpoint)
         return state
 
@@ -264,13 +266,17 @@ class LearnerGroup:
         try:
             return (await asyncio.gather(*calls))[0]
         except ray.exceptions.RayTaskError as error:
-            # When a rank dies the others lose its connection, often before Ray knows why.
+            # When a rank dies the others fail for want of a connection, often before Ray reports
+            # the death, which is the cause.
             _, waiting = await asyncio.wait(calls, timeout=DEATH_REPORTED_S)
             ended = [call.exception() for call in calls if call.done()]
             deaths = (each for each in ended if isinstance(each, ray.exceptions.RayActorError))
             cause = next(deaths, error)
-            own = getattr(cause, "cause", None)  # of RayTaskError
-            if isinstance(own, ConfigError):  # it would mean that nothing was started
+            # A RayTaskError has the rank's own error as its cause.
+            own = getattr(cause, "cause", None)
+            # A ConfigError would mean to the caller that nothing was started.
+            if isinstance(own, ConfigError):
                 own = RunError(str(own))
-            # Where a rank still waits for the one that failed no further call would return.
+            # While a rank still waits for the one that failed no further call would return: Ray's
+            # error then ends the run.
             raise (own if isinstance(own, RlforgeError) and not waiting else cause) from None

@@ -31,17 +31,19 @@ def end(cause: Exception) -> NoReturn:
     root.critical("this process ends: %s", cause)
     for handler in root.handlers:
         handler.flush()
-    # Not by an exception: a thread may be stuck, which Python would wait for.
+    # An exception would not be enough: Python would wait for a thread that is stuck.
     os._exit(1)
 
 
 def begin(name: str, run_dir: str | Path) -> None:
     """Set this process up as that of the actor ``name``: its log file, its end with Ray's node."""
     global _crashes
-    if _crashes is not None:  # the host of several actors has done it
+    if _crashes is not None:
+        # The host of several actors has set this process up before.
         return
     open_log(name, run_dir)
-    if ray.is_initialized():  # else the actor is used as an object of this process
+    # Without Ray the actor is an object of the caller's process, which must not end with a node.
+    if ray.is_initialized():
         _crashes = (Path(run_dir) / "logs" / f"{name}.crash.log").open("a", encoding="utf-8")
         end_with_node()
 
@@ -50,7 +52,7 @@ def end_with_node() -> None:
     """End this process of an actor once Ray's process of its node has ended."""
     node = os.getppid()
 
-    # Ray itself looks at it by the clock of the machine: where that was set back, actors of a node
+    # Ray's own watch goes by the clock of the machine: where that was set back, actors of a node
     # that was killed would stay until it is as late again.
     def watch() -> None:
         while os.getppid() == node:
@@ -73,7 +75,7 @@ def answer(actor: object, name: str, within_s: float) -> None:
     """Answer as the actor ``name``; where this process stands is written unless it does in time."""
     _due[name] = time.monotonic() + within_s
     if _crashes is not None:
-        # A timer of C, which needs no interpreter.
+        # This timer is C's and fires even while the user's code holds the interpreter.
         left = min(_due.values()) - time.monotonic()
         faulthandler.dump_traceback_later(max(left, 0.001), file=_crashes)
 
@@ -87,8 +89,8 @@ def held_at(process: str, run_dir: Path) -> str:
     def rank(frame: tuple[str, str, str]) -> int:
         return 1 if "site-packages" in frame[0] else 2 * frame[0].startswith(standard)
 
-    # The innermost line that code of rlforge has called, in a file of a user before one of a
-    # package.
+    # The user can mend the innermost line that code of rlforge has called; a line in a file of the
+    # user counts before one in a package.
     found = list[tuple[str, str, str]]()
     for thread in text.rpartition("Timeout (")[2].split("Thread 0x"):
         frames = re.findall(r'File "(.+)", line (\d+) in (.+)', thread)

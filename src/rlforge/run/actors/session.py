@@ -53,10 +53,11 @@ def ray_started(hardware: HardwareConfig, num_cpus: float) -> Iterator[RayProces
             _enter_ray(hardware, num_cpus)
             # Ray's handler would end this process in the middle of anything, with a stack trace.
             _handle(signal.SIGTERM, signal.default_int_handler)
-        except BaseException:  # also Ctrl-C: Ray itself forgets a node that is still starting
+        except BaseException:
+            # After Ctrl-C Ray itself would forget a node that is still starting.
             for process in _children() - before:
                 _kill(process)
-            ray.shutdown()  # of what Ray has set up in this process
+            ray.shutdown()
             raise
         try:
             yield RayProcesses(_children() - before if hardware.ray_address is None else ())
@@ -77,12 +78,13 @@ class RayProcesses:
     def __init__(self, started: Collection[psutil.Process]) -> None:
         self._vital: dict[psutil.Process, str] = {}
         for process in started:
-            with contextlib.suppress(psutil.NoSuchProcess):  # a helper that has ended already
+            # A helper that Ray started may have ended already.
+            with contextlib.suppress(psutil.NoSuchProcess):
                 if (name := process.name()) in _VITAL:
                     self._vital[process] = name
 
     def ended(self) -> RunError | None:
-        """The error to raise where a session has ended."""
+        """The error to raise where one of the processes has ended; None: all run."""
         for process, name in self._vital.items():
             if not _runs(process):
                 return RunError(
@@ -91,7 +93,7 @@ class RayProcesses:
         return None
 
     async def during(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of ``work``; raises what ``ended`` returns where one has ended before."""
+        """The result of ``work``; raises what ``ended`` returns where a process ends before."""
         working, watching = asyncio.create_task(work), asyncio.create_task(self.gone())
         try:
             await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -104,7 +106,7 @@ class RayProcesses:
             await asyncio.gather(working, watching, return_exceptions=True)
 
     async def gone(self) -> None:
-        """Returns once one has ended."""
+        """Return once one of the processes has ended."""
         while True:
             if self.ended() is not None:
                 return
@@ -114,7 +116,8 @@ class RayProcesses:
 #: Whether processes that are forked in this context lead process groups of their own.
 _forks_lead = ContextVar("_forks_lead", default=False)
 
-# Ray passes a ``preexec_fn`` to what it starts; with one, ``subprocess`` runs the hooks of forks.
+# The hook reaches Ray's processes: Ray starts them with a ``preexec_fn``, and only then
+# ``subprocess`` runs the hooks of forks.
 os.register_at_fork(after_in_child=lambda: os.setpgrp() if _forks_lead.get() else None)
 
 
@@ -136,7 +139,8 @@ def _own_groups() -> Iterator[None]:
 def _own_handlers() -> Iterator[None]:
     """Restore the handlers of SIGINT and SIGTERM after the block."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    # That of a running loop would cancel the task that starts Ray and not interrupt the start.
+    # The handler of a running event loop would cancel the task that starts Ray, and not interrupt
+    # the start.
     if callable(before[signal.SIGINT]):
         _handle(signal.SIGINT, signal.default_int_handler)
     try:
@@ -180,26 +184,29 @@ def _enter_ray(hardware: HardwareConfig, num_cpus: float) -> None:
                 "hardware=auto"
             ) from None
     else:
-        # Cores only decide placement; tracker, pool and buffer reserve none.
+        # Cores only decide placement: with fewer than the actors reserve Ray would not place all.
         own: dict[str, Any] = {"address": "local", "include_dashboard": False}
         cpus = max(hardware.num_cpus or 1, round(num_cpus))
         with _own_groups():
             try:
                 context: Any = ray.init(num_cpus=cpus, num_gpus=hardware.num_gpus, **own, **quiet)
-            except Exception as error:  # Ray has no class of its own for it
+            except Exception as error:
+                # Ray has no class of its own for a start that timed out, so the text decides.
                 if "timed out during startup" not in str(error):
                     raise
                 raise RunError(
                     "Ray did not start in time: this machine is busy, or short of memory; stop "
                     "other work and start again"
                 ) from error
-        # Ray never removes its session folders: ``KEPT_FOLDERS`` of our own that ended are kept.
+        # Ray never removes its session folders, which would fill the disk. A mark says which are
+        # ours, and whose process has ended.
         ours = Path(context.address_info["session_dir"])
         (ours / f"rlforge.{os.getpid()}").touch()
         marks = ours.parent.glob("session_[0-9]*/rlforge.*")
         ended = sorted(mark.parent for mark in marks if not psutil.pid_exists(int(mark.suffix[1:])))
         for folder in ended[:-KEPT_FOLDERS]:
-            shutil.rmtree(folder, ignore_errors=True)  # another user's stays
+            # The folder of another user cannot be deleted, and stays.
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def end_processes(processes: Collection[psutil.Process]) -> None:
@@ -233,7 +240,7 @@ def _left(processes: Collection[psutil.Process]) -> list[psutil.Process]:
 
 def _runs(process: psutil.Process) -> bool:
     try:
-        # An orphan stays a zombie where no process waits for it.
+        # An orphan that has ended stays a zombie where no process waits for it.
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False

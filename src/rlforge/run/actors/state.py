@@ -72,7 +72,8 @@ class TrackerActor(Tracker):
     def close(self, summary: Mapping[str, Any]) -> list[str]:
         try:
             self._writer.flush()
-        finally:  # sinks are closed also where the disk is full
+        finally:
+            # Sinks are closed even where the disk is full.
             lines = super().close(summary)
         return lines
 
@@ -123,12 +124,13 @@ class PoolActor(ModelPool):
         """Games for ``collector``; ``counts`` says how many, by the policy that learns."""
         games: list[GameSpec] = []
         for name, count in counts.items():
-            # Lost games come first.
+            # Lost games first: long ones are lost most often, and with new games in their place the
+            # training data would lack them.
             again = self._under_way.take_lost(count, name)
             for number in range(count):
                 fresh = number >= len(again)
                 [spec] = self._schedules[name].next_games(1) if fresh else [again[number]]
-                # The next draw depends on it.
+                # The next draw depends on what is left of the budget.
                 self._api.begin(spec)
                 games.append(spec)
         self._under_way.begin(collector, games)
@@ -146,7 +148,7 @@ class PoolActor(ModelPool):
     def spend(self, usage: Sequence[ApiUsage]) -> None:
         """Add the usage of API players in the games of a collector since its last report."""
         self._api.spend(usage)
-        # At once: a resumed run has what is left of the budget, whatever its state was.
+        # The usage is saved at once: a run resumed from an older state must not spend it again.
         self._api.save()
 
     def api_usage(self) -> tuple[tuple[ApiUsage, ...], dict[str, float], str | None]:
@@ -288,8 +290,9 @@ class BufferActor:
             deaths, granted = self._deaths[collector], dict[str, int]()
             while not (self._stopped or self._deaths[collector] > deaths or granted):
                 granted = self._admit(collector, games, time.monotonic())
-                if not granted:  # a delivery, a draw or time makes room
-                    # Not wait_for: in Python 3.11 it may lose a cancellation, and the loop goes on.
+                if not granted:
+                    # A delivery, a draw or time makes room. With wait_for Python 3.11 may lose a
+                    # cancellation, and the loop would go on.
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(PACE_S):
                             await self._changed.wait()
@@ -303,7 +306,7 @@ class BufferActor:
     def _admit(self, collector: str, games: int, now: float | None) -> dict[str, int]:
         left, granted = games, dict[str, int]()
         begin = (self._update - 1) % len(self._turns)
-        # The policies whose updates are next come first.
+        # Policies whose updates are next come first, else the learner would wait for their games.
         for name in dict.fromkeys([*self._turns[begin:], *self._turns[:begin]]):
             if left and (fitting := self._samples[name].reserve(collector, left, now)):
                 granted[name] = fitting
@@ -349,14 +352,14 @@ class BufferActor:
                     if drawn is not None and wait:
                         handed, self._handed[name] = self._handed.get(name, asked), now
                         samples.buffer.waited(now - asked, asked - handed)
-                    # Even if nothing was drawn, stale samples may have been dropped.
+                    # Even if nothing was drawn, dropped stale samples may have made room for games.
                     self._changed.notify_all()
                 if drawn is None and not wait:
                     return None, None
                 if drawn is None:
                     await self._changed.wait()
             self._update = update + 1
-        # Two values: the caller awaits only the digest, and hands the reference of the batch on.
+        # Two values, so that the caller awaits only the digest, and hands the batch's reference on.
         batch = dataclasses.replace(drawn, samples=tuple(samples.rewards.on_draw(drawn.samples)))
         self._drawn = batch
         return batch, await asyncio.to_thread(digest_of_batch, batch)
