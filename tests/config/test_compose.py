@@ -4,6 +4,7 @@ import pytest
 
 import rlforge
 from rlforge.config.compose import compose, from_yaml, to_yaml
+from rlforge.config.keys import conf_dir
 from rlforge.config.overrides import in_grammar
 from rlforge.config.training import ALGORITHM_CONFIGS, GrpoConfig
 from rlforge.errors import ConfigError
@@ -47,6 +48,17 @@ def test_own_experiments_come_from_the_config_dir(tmp_path):
     assert (result.config.name, result.config.seed) == ("mine", 7)
     assert result.config.env.train[0].id == "TicTacToe-v0-train"
     assert result.origin("seed").endswith("experiment/mine.yaml")
+
+
+def test_an_own_file_that_would_not_be_read_is_refused(tmp_path):
+    own = tmp_path / "env" / "tictactoe.yaml"
+    own.parent.mkdir()
+    shipped = (conf_dir() / "env" / "tictactoe.yaml").read_text()
+    own.write_text(shipped)
+    assert compose(["env=tictactoe"], tmp_path).config.env.train[0].id == "TicTacToe-v0-train"
+    own.write_text(shipped.replace("TicTacToe", "Nim"))
+    with pytest.raises(ConfigError, match=r"tictactoe\.yaml: rlforge has a file of this name"):
+        compose(["env=tictactoe"], tmp_path)
 
 
 def test_what_is_missing_or_no_text_is_named(tmp_path):

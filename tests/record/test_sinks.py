@@ -12,6 +12,7 @@ from tests.record.two_parts import EVALUATED, RATINGS, checkpoint, write_two_par
 from rlforge.config.schema import TrackerConfig
 from rlforge.errors import ConfigError
 from rlforge.record.files import create_run, read_jsonl
+from rlforge.record.metrics import NAMESPACES
 from rlforge.record.sinks import JsonlSink, TensorBoardSink, WandbSink, check_sinks, make_sinks
 from rlforge.record.sweeps import write_sweep
 
@@ -116,7 +117,12 @@ def test_wandb_works_offline_with_the_config_and_an_axis_for_evaluations(tmp_pat
         for record in wandb_records(offline)
         if record.WhichOneof("record_type") == "metric"
     }
-    assert axes.items() >= {"learner/*": "update", "evaluation-*": "evaluated_update"}.items()
+    evaluated = ("evaluation-*", "exact-*")
+    assert axes == {
+        **{f"{name}*": "update" for name in NAMESPACES},
+        **dict.fromkeys(evaluated, "evaluated_update"),
+        "": "",  # the axes themselves
+    }
 
 
 def test_a_resumed_run_stays_one_wandb_run_with_each_point_once(tmp_path, offline_wandb):

@@ -59,7 +59,7 @@ def _place(text: str, dirs: Sequence[Path]) -> str:
     match = re.search(r"In '([^']+)':", text)
     if not match:
         return "command line"
-    for folder in reversed(dirs):
+    for folder in dirs:
         path = folder / f"{match.group(1)}.yaml"
         if path.is_file():
             return f"conf/{match.group(1)}.yaml" if folder == conf_dir() else str(path)

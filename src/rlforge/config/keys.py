@@ -33,10 +33,22 @@ def conf_dir() -> Path:
 
 
 def group_dirs(config_dir: Path | None) -> tuple[Path, ...]:
-    """Folders with groups, the user's own last; ConfigError where that is missing."""
-    if config_dir is not None and not config_dir.is_dir():
+    """Folders with groups, the user's own last.
+
+    Raises ConfigError where the user's is missing, or one of its files is never read.
+    """
+    if config_dir is None:
+        return (conf_dir(),)
+    if not config_dir.is_dir():
         raise ConfigError(f"--config-dir {config_dir}: no such directory")
-    return (conf_dir(), *([config_dir.resolve()] if config_dir else []))
+    for path in conf_dir().rglob("*.yaml"):
+        own = config_dir / path.relative_to(conf_dir())
+        # Hydra reads the first file of a name without a word about the second.
+        if own.is_file() and own.read_bytes() != path.read_bytes():
+            raise ConfigError(
+                f"{own}: rlforge has a file of this name, which is read in its place; rename yours"
+            )
+    return conf_dir(), config_dir.resolve()
 
 
 def foreign_keys(named: Collection[str], root: type[PolicyConfig]) -> list[str]:

@@ -176,8 +176,7 @@ def _experiment(overrides: Sequence[str], dirs: Sequence[Path]) -> _Named:
 
 def _named_by(experiment: str, dirs: Sequence[Path], seen: frozenset[str]) -> _Named:
     """An experiment with the ones that it builds on."""
-    # The user's own folder is the last.
-    paths = (folder / "experiment" / f"{experiment}.yaml" for folder in reversed(dirs))
+    paths = (folder / "experiment" / f"{experiment}.yaml" for folder in dirs)
     path = next((path for path in paths if path.is_file()), None)
     # A missing file is Hydra's to report; a circle of experiments would have no end here.
     if path is None or experiment in seen:

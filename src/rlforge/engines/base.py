@@ -104,7 +104,10 @@ class Generator(Protocol):
 
 
 class Engine(Generator, Protocol):
-    """A generator that holds policies, reports its work and can be closed."""
+    """A generator that holds policies, reports its work and can be closed.
+
+    Example: see ``rlforge.engines.transformers.TransformersEngine``.
+    """
 
     async def generate(
         self,

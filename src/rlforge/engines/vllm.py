@@ -263,6 +263,8 @@ class VllmEngine(ThreadedEngine):
 
     Attributes:
         llm: vLLM's own engine, which only the worker thread may step.
+
+    Example: see ``rlforge.engines.transformers.TransformersEngine``, which has the same methods.
     """
 
     def __init__(

@@ -10,8 +10,8 @@ from rlforge.record.progress import CollectionRow
 from rlforge.types import EvalResult, GameRecord
 
 NAMESPACES = (
-    *("collection-", "evaluation-", "inference/", "learner/", "pool/", "window/"),
-    *("api/", "custom/", "system/"),
+    *("collection-", "evaluation-", "exact-", "inference/", "learner/", "policies/", "pool/"),
+    *("sentinel/", "window/", "api/", "custom/", "system/"),
 )
 
 

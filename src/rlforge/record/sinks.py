@@ -221,7 +221,7 @@ _AXES = ("update", "evaluated_update")
 
 def _axis(key: str) -> str:
     # Evaluations come late, at the step of the version that played: their axis is their own.
-    return _AXES[key.startswith("evaluation-")]
+    return _AXES[key.startswith(("evaluation-", "exact-"))]
 
 
 # ---------------------------------------------------------------- the sinks of a run
