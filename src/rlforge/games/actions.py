@@ -59,7 +59,7 @@ class Extractor:
         if action is None:
             return Extraction(action="", well_formed=False, feedback=self.feedback)
         plain = "[" not in action and not action.startswith("{")
-        # A game that lists no actions writes them in brackets, as nearly all of TextArena.
+        # A game that lists no actions is taken to want brackets, as nearly all TextArena games do.
         bracketed = not legal_actions or legal_actions[0].startswith("[")
         if self.adds_brackets and plain and bracketed:
             action = f"[{action}]"
@@ -82,13 +82,15 @@ def extract(name: str, text: str, legal_actions: Sequence[str] | None = None) ->
 def _boxed(text: str) -> str | None:
     r"""The content of the last complete ``\boxed{…}`` that is not empty; braces balance."""
     found, latest = None, -1
-    starts: list[int] = []  # of the contents of open braces, -1 where no box opened them
+    # A plain brace has an entry, too (-1), so that its end does not close the box around it.
+    starts: list[int] = []
     for mark in re.finditer(r"\\boxed\{|[{}]", text):
         if mark[0] != "}":
             starts.append(-1 if mark[0] == "{" else mark.end())
         elif starts and (start := starts.pop()) > latest:
             content = text[start : mark.start()]
-            # Models used to mathematics wrap words: \boxed{\text{[4]}}.
+            # Models trained on mathematics wrap words (\boxed{\text{[4]}}), which no game would
+            # accept.
             wrapped = re.fullmatch(r"\s*\\text\{(.*)\}\s*", content, re.DOTALL)
             content = (wrapped.group(1) if wrapped else content).strip()
             found, latest = (content, start) if content else (found, latest)
@@ -157,7 +159,7 @@ JSON = Extractor(
         'End with your action as a JSON object. One that is no JSON is written {"action": "..."}.'
     ),
     feedback="Your last answer had no JSON object.",
-    # Actions of markets are JSON objects themselves.
+    # A market's action is a JSON object already and gets no other object around it.
     write=lambda action: (
         action if any(json_objects(action)) else json.dumps({"action": action}, ensure_ascii=False)
     ),

@@ -46,7 +46,7 @@ class View:
     grid: Grid | None = None
     state: Mapping[str, Any] | None = None
     news: str | None = None
-    # For players that search. It tells hidden cards, so that no prompt shows it.
+    # Players that search need it. It reveals hidden cards, so no prompt shows it.
     history: tuple[int, ...] | None = None
 
 
@@ -105,7 +105,8 @@ class TurnGame(ABC):
 
     def __init__(self, env: EnvSpec, seed: int) -> None:
         self._spec = env
-        # Games draw their chance events from it, or override ``reseed``.
+        # Subclasses draw all chance events from it or override ``reseed``; else a forked game would
+        # repeat its chance.
         self._random = random.Random(seed)
         self._turn = 0
         self._view: View | None = None
@@ -146,7 +147,7 @@ class TurnGame(ABC):
 
 def reseed(game: Game, seed: int) -> None:
     """Draw the chance events that are still to come from ``seed``."""
-    # A game of an extension that is no ``TurnGame`` goes on with the chance of its own seed.
+    # Other games of extensions have no ``reseed`` and go on with the chance of their first seed.
     if isinstance(game._made if isinstance(game, _Guarded) else game, TurnGame):
         cast("TurnGame", game).reseed(seed)
 
@@ -156,15 +157,12 @@ CALL_LIMIT_S = 600.0
 
 
 def guarded(kind: Kind, name: str, limit_s: float | None, make: Callable[[], Any]) -> Any:
-    """Call ``make``, which makes a game or player of ``name``, and guard it.
+    """Call ``make`` for a game or player; failures in a user's code are ExtensionErrors.
 
-    Args:
-        kind: Kind of plug-in.
-        name: Name in the configuration.
-        limit_s: Seconds for each call; None: ``CALL_LIMIT_S``.
-        make: Failures in a user's code are ExtensionErrors.
+    limit_s: seconds for each call; None: ``CALL_LIMIT_S``.
     """
-    # The package's own games have limits of their own, and need no proxy around each call.
+    # The package's own code is trusted to return (TextArena has its own time limit), and a proxy
+    # would only slow each call down.
     if kind.has_own(name):
         with kind.trial(name, ExtensionError):
             return make()

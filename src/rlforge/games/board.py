@@ -36,7 +36,7 @@ def grid_board(grid: Grid) -> str:
         >>> grid_board(Grid(game="tictactoe", rows=3, cols=3, me=0b1, op=0b10000))
         'ttt am__ b_o_ c___ go'
     """
-    # From the side of the player to move, so that one set of weights plays all seats.
+    # The player to move is always ``m``, so that one set of weights plays all seats.
     rows = _rows(grid, "m", "o", ["_"] * grid.rows * grid.cols)
     words = [f"{string.ascii_lowercase[i]}{''.join(row)}" for i, row in enumerate(rows)]
     return " ".join([_GRID_NAMES[grid.game], *words, _END])
@@ -51,8 +51,8 @@ def grid_text(grid: Grid) -> str:
         3|O|5
         6|7|8
     """
-    # Tokenizers of language models have a token for each of these. Bars keep neighbours from
-    # becoming one token, so that a square is always at the same place of the prompt.
+    # X, O and each number are one token for language models. Bars keep neighbours from becoming one
+    # token, so that a square is always at the same place of the prompt.
     return "\n".join(map("|".join, _rows(grid, "X", "O", map(str, range(grid.rows * grid.cols)))))
 
 
@@ -70,7 +70,7 @@ def hand_board(hand: Hand, legal_actions: Sequence[str]) -> str:
     Leduc's public card stands between its rounds:
     ``leduc Q raise call none none K call none none [call] [raise] go``.
     """
-    # Empty places are filled, so that prompts of a game have one length up to the actions.
+    # Bets not made yet are ``none``, so that prompts of a game have one length up to the actions.
     first_slots, second_slots = _BET_SLOTS[hand.game]
     words = [hand.game, hand.card, *_padded(hand.rounds[0], first_slots)]
     if second_slots:

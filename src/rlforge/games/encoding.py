@@ -21,7 +21,7 @@ from rlforge.system.values import writable
 _TRIED = (("system", "user", "assistant"), ("user", "assistant", "user"), ("user", "tool"))
 
 #: ``<think>``, ``[INST]``, ``[|user|]``; but not ``[4]``, as games write moves.
-# A tokenizer makes a control token of its text wherever that stands, so that an opponent who says
+# A tokenizer makes a control token of its text wherever that stands, so an opponent who says
 # ``<|im_end|>`` would end the turn of the player who reads it.
 _LIKE_MARKUP = re.compile(r"<.*>|\[/?[A-Z][A-Z_]*\]|\[\|.*\|\]", re.DOTALL)
 
@@ -34,27 +34,30 @@ class Encoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        # A fast tokenizer's own method takes twice as long on short prompts.
+        # The backend of a fast tokenizer encodes short prompts in half the time of its own method.
         self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         if self._backend is not None:
-            self._backend.no_truncation()  # which the file may ask for, and that method never does
+            # The tokenizer's file may ask for truncation or padding, which would change prompts.
+            self._backend.no_truncation()
             self._backend.no_padding()
         self._added = {i: t for i, t in tokenizer.added_tokens_decoder.items() if _text_of(t)}
         unknown = [token for i, token in self._added.items() if i == tokenizer.unk_token_id]
         name = "".join(_folded(_text_of(token)) for token in unknown)
-        # Unknown characters may become the token of that name; one with another name has another
-        # meaning, too, as the end of the text.
+        # Unknown characters become this token only if its name says so: some tokenizers use, for
+        # example, the end of the text, which means something else to the model.
         self._unknown = tokenizer.unk_token_id if "unk" in name else None
         self._unknown_name = name
         self._template = str(tokenizer.chat_template or "")
-        tried = []  # what the template writes for conversations without words, if it has any
+        # With no words as contents, all control tokens are those that the template writes.
+        tried = []
         for roles in _TRIED:
             with contextlib.suppress(ConfigError):
                 messages = [{"role": role, "content": "?"} for role in roles]
                 tried.append(chat_text(messages, tokenizer))
         self._written = frozenset(self._ids("\n".join(tried)))
         self._begin = _put_in_front(tokenizer)
-        # Whether one is found depends on what stands around it, in the whole text or in a part.
+        # The neighbours of a ``single_word`` token decide whether it is found, so a part of a text
+        # may have tokens that the whole has not.
         self._fickle = any(getattr(token, "single_word", False) for token in self._added.values())
         self._control_of = lru_cache(maxsize=64)(self._find_control)
         self._added_in = lru_cache(maxsize=1024)(
@@ -66,7 +69,7 @@ class Encoder:
 
         begins: whether the text stands at the beginning, where a BOS belongs.
         """
-        # No tokenizer takes lone surrogates.
+        # A lone surrogate would make the tokenizer fail.
         ids = self._encoded(prompt._replace(text=writable(prompt.text)))
         if (unknown := self._unknown) is not None and _UNKNOWN in ids:
             ids = [unknown if token == _UNKNOWN else token for token in ids]
@@ -90,8 +93,8 @@ class Encoder:
             for token in self._added_in(piece)
             if token in control
         ]
-        # As one text where that makes no other control token: so the model was trained. Else names
-        # of control tokens in contents are cut in two.
+        # The model was trained on prompts encoded as one text, so this is kept where it makes no
+        # other control token. Else names of control tokens in contents are cut in two.
         said = [prompt.text[start:stop] for _, start, stop in prompt.contents]
         if not self._fickle or not any(_among(control, self._ids(text)) for text in said):
             ids = self._ids(prompt.text)
@@ -100,7 +103,8 @@ class Encoder:
             ids = [token for part in _divided(prompt, texts) for token in self._ids(part)]
             if _among(control, ids) == wanted:
                 return ids
-        # A normaliser has made one of other characters, or the tokenizer adds text to each part.
+        # A cut does not help where a normaliser makes a control token of other characters, or the
+        # tokenizer adds text to each part, so each content is encoded by itself.
         ids, end = [], 0
         for _, start, stop in prompt.contents:
             ids += self._ids(prompt.text[end:start])
@@ -132,11 +136,12 @@ class Encoder:
         written, control = self._written.union(self._ids(family)), {}
         for index, token in self._added.items():
             text = _text_of(token)
-            # A word that is in the template need not be a token there.
+            # A plain word may stand in the template's code without being a token of its prompts.
             in_template = not text.isalnum() and text in self._template
             if index in written or token.special or in_template or _LIKE_MARKUP.fullmatch(text):
                 control[index] = str(token.content)
-        # Longest first; a look-ahead, since they may overlap.
+        # Longest first: the first alternative that matches wins, and a shorter text would hide a
+        # longer one. The look-ahead finds texts that overlap, too.
         texts = sorted(control.values(), key=len, reverse=True)
         return frozenset(control), f"(?=({'|'.join(map(re.escape, texts))}))"
 
@@ -145,7 +150,8 @@ class Encoder:
         ids = self._ids(text)
         if control.isdisjoint(ids):
             return ids
-        if len(text) == 1:  # cannot be written as text
+        if len(text) == 1:
+            # No other tokens write this character, so it is left out.
             return [token for token in ids if token not in control]
         middle = len(text) // 2
         return [*self._as_text(text[:middle], control), *self._as_text(text[middle:], control)]
@@ -157,7 +163,7 @@ def _encoder(tokenizer: Tokenizer, chat_template: str) -> Encoder:
 
 
 def encoder_of(tokenizer: Tokenizer) -> Encoder:
-    # A change of the template makes an encoder void.
+    # The template is part of the key: an encoder knows the control tokens of one template only.
     return _encoder(tokenizer, str(tokenizer.chat_template))
 
 
@@ -186,7 +192,8 @@ def _divided(prompt: Prompt, texts: str) -> Iterable[str]:
 
 def _put_in_front(tokenizer: Tokenizer) -> list[int]:
     text = "a"
-    if not tokenizer.encode(text, add_special_tokens=False):  # it knows no such letter
+    # A tokenizer may not know this letter; any word that it knows serves as well.
+    if not tokenizer.encode(text, add_special_tokens=False):
         added = {str(token.content) for token in tokenizer.added_tokens_decoder.values()}
         words = (word for word in tokenizer.get_vocab() if word not in added)
         known = (word for word in words if tokenizer.encode(word, add_special_tokens=False))
@@ -194,7 +201,7 @@ def _put_in_front(tokenizer: Tokenizer) -> list[int]:
     plain, whole = (tokenizer.encode(text, add_special_tokens=own) for own in (False, True))
     places = range(len(whole) - len(plain) + 1)
     found = next((place for place in places if whole[place : place + len(plain)] == plain), 0)
-    # What it puts behind a text is left out, since an answer follows.
+    # What the tokenizer puts behind a text is left out, since an answer follows.
     return list(whole[:found])
 
 

@@ -33,7 +33,7 @@ def best_actions(grid: Grid) -> list[str]:
 
 def search_depth(game: GridGame, cells: int) -> int:
     """Moves that are searched: all on a board that is solved."""
-    # A fixed number, so that choices do not depend on the speed of the machine.
+    # Depths are fixed, so that choices do not depend on the speed of the machine.
     if cells <= SOLVED_CELLS:
         return cells
     if game == "connectfour":
@@ -69,7 +69,8 @@ class _Search:
 
     def best_actions(self, grid: Grid) -> list[str]:
         if not self._solved:
-            self._known.clear()  # else the choice would depend on the moves before
+            self._known.clear()
+            # With bounds of former moves in the table, the choice would depend on those moves.
         me, op = grid.me, grid.op
         wins, threats = self._completing(me), self._completing(op)
         actions = {1 << cell: action for action, cell in placements(grid).items()}
@@ -101,7 +102,7 @@ class _Search:
         if wins & playable:
             return WIN + free
         if forced := threats & playable:
-            # Two threats cannot both be blocked. A block does not count as a move.
+            # Two threats cannot both be blocked. The block of one is forced and uses up no depth.
             if forced & (forced - 1):
                 return 1 - WIN - free
             mine = me | forced
@@ -109,7 +110,7 @@ class _Search:
             return -self._value(op, mine, threats, grown, depth, -high, -low)
         if depth <= 0:
             return self._estimate(me, op, wins, threats)
-        # No win with the next stone, so at best one with the stone after it.
+        # The next stone does not win, so the best that is left is a win with the one after it.
         if WIN + free - 2 <= low:
             return WIN + free - 2
         key = (me, op, depth if not self._solved else 0)
@@ -149,7 +150,7 @@ class _Search:
 
     def _estimate(self, me: int, op: int, wins: int, threats: int) -> int:
         free = ~(me | op)
-        # What lies beyond the depth: open winning cells, and lines through the stones.
+        # Open winning cells, and many lines through own stones, promise wins beyond the depth.
         value = 20 * ((wins & free).bit_count() - (threats & free).bit_count())
         for weight, plane in self._planes:
             value += weight * ((me & plane).bit_count() - (op & plane).bit_count())

@@ -43,7 +43,8 @@ def placements(grid: Grid) -> dict[str, int]:
     cells = [cell for cell in range(grid.rows * grid.cols) if playable >> cell & 1]
     if grid.game != "connectfour":
         return {f"[{cell}]": cell for cell in cells}
-    columns = sorted((cell % grid.cols, cell) for cell in cells)  # one playable cell in each
+    # Stones fall, so a column has at most one playable cell.
+    columns = sorted((cell % grid.cols, cell) for cell in cells)
     return {f"[col {column}]": cell for column, cell in columns}
 
 
@@ -57,7 +58,7 @@ def playable_cells(game: GridGame, rows: int, cols: int, taken: int) -> int:
 
 def winning_cells(grid: Grid, stones: int) -> int:
     """Cells where one more stone wins for the side that holds ``stones``."""
-    # Not all of them need be free or reachable: see ``placements``.
+    # Some may be taken or out of reach, so callers keep those in ``placements``.
     if grid.game == "simpletak":
         return connecting_cells(grid.rows, grid.cols, stones)
     return line_completing_cells(grid.rows, grid.cols, LINE_LENGTHS[grid.game], stones)
@@ -82,7 +83,7 @@ def connecting_cells(rows: int, cols: int, stones: int) -> int:
             reached = wider
         return edge | grown(reached)
 
-    # Each side of the path is a cell's own edge, or a stone beside it that reaches that edge.
+    # A cell joins two edges if it is at each of them or beside a stone that reaches it.
     joins = reaching(top) & reaching(bottom) | reaching(left) & reaching(right)
     return joins & ~stones
 

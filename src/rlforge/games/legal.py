@@ -26,12 +26,12 @@ _LIST = re.compile(
 
 def relisted(observation: str, legal: Sequence[str]) -> str:
     """``observation`` with the ``legal`` actions in place of its last list of moves."""
-    # Some games list the moves of a former turn, or of another player.
+    # Some games list the moves of a former turn or of another player, which mislead a model.
     *_, last = [None, *_LIST.finditer(observation)]
     if last is None or set(re.findall(r"\[[^\[\]]+\]", last["moves"])) <= set(legal):
         return observation
     rest = observation[: last.start()] + observation[last.end() :].removeprefix("\n")
-    # At the end, so that conversations go on from what was said before.
+    # The list goes to the end: a change in the middle would show a player all that follows again.
     return f"{rest.rstrip()}\n\n{last['label']} {', '.join(legal) or 'none'}"
 
 
@@ -68,7 +68,7 @@ def _breakthrough(env: Any, player: int) -> list[str]:
 
 
 def _santorini(env: Any, player: int) -> list[str]:
-    # The stored list is that of the next seat, also when the same player tries again.
+    # The game's stored list belongs to the next seat, which is wrong where a player tries again.
     moves: str = env._get_valid_moves(player)
     return moves.split(", ") if moves else []
 
@@ -92,7 +92,7 @@ RULES: dict[str, Rule] = {
         for taken in range(1, size + 1)
     ],
     "LiarsDice": _liars_dice,
-    # Without a legal move the turn passes with any answer.
+    # A player without a legal move passes with any answer; ``[skip]`` stands for all of them.
     "Othello": lambda env, player: (
         [f"[{r}, {c}]" for r, c in env.state.game_state["valid_moves"]] or ["[skip]"]
     ),

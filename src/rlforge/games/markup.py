@@ -71,7 +71,7 @@ class Prompt(NamedTuple):
 
     def markup(self) -> list[str]:
         edges = [0, *(edge for _, *span in self.contents for edge in span), len(self.text)]
-        # Before, between and after the contents.
+        # Every second stretch is markup: the ones between are the contents.
         return [self.text[edges[i] : edges[i + 1]] for i in range(0, len(edges), 2)]
 
 
@@ -104,7 +104,7 @@ class Markup:
                 text += opening
             contents.append((index, len(text), len(text) + len(content)))
             text += content
-            # Without a text of its own, a system message opens the first user message.
+            # Where a markup has no system role, the system message opens the first user message.
             pending = "" if around else "\n\n"
             if around:
                 text += after
@@ -189,7 +189,8 @@ def by_chat_template(
             )
             continue
         if prompt.text != text:
-            # Templates read settings, as ``/no_think``, from a system message.
+            # A stand-in hides settings that a template reads from a system message, as
+            # ``/no_think``.
             other = chat.prompt(text, system_is_markup=True)
             prompt = other if other.text == text else prompt
         contents = tuple((numbers[index], start, end) for index, start, end in prompt.contents)
@@ -248,11 +249,8 @@ def chat_text(
 ) -> str:
     """The text that the tokenizer's chat template writes of these messages; not for a model.
 
-    Args:
-        messages: ConfigError where the template refuses them.
-        tokenizer: ConfigError without a template.
-        tools: Tools that the model may call.
-        arguments: All of the template's; None: ``model.chat_template_args``.
+    Raises ConfigError without a template, and where it refuses the messages. arguments: all of the
+    template's; None: ``model.chat_template_args``.
     """
     if not tokenizer.chat_template:
         raise ConfigError(
@@ -273,7 +271,7 @@ def chat_text(
 
 @lru_cache(maxsize=8)
 def _takes_parts(tokenizer: Tokenizer, chat_template: str) -> bool:
-    # Templates of models that see show texts only as parts of a content.
+    # Templates of models that see images leave out a text that is not a part of a content.
     word, shown = "Qz7word", []
     for content in (word, _in_parts(word)):
         try:
@@ -297,7 +295,8 @@ def _applied(
                 list(messages), tokenize=False, add_generation_prompt=True, **options
             )
         )
-    except Exception as error:  # a template is a program, and may fail in any way
+    except Exception as error:
+        # A template is a program and may fail in any way.
         raise ConfigError(
             f"the tokenizer's chat template refuses these messages ({first_line(error)}); {_MEND}"
         ) from error
@@ -315,7 +314,7 @@ class _Chat:
     arguments: Mapping[str, Any]
 
     def text(self, change: _Change = lambda index, text: text) -> str:
-        """The text of the template. change: stands for a text of message ``index``."""
+        """The template's text. change: replaces a text of the message ``index``."""
         said = []
         for index, message in enumerate(self.messages):
             role, content = message.get("role"), message.get("content")
@@ -335,11 +334,14 @@ class _Chat:
     def with_reasoning_apart(self, text: str) -> _Chat:
         """A form without reasoning in contents that is written as ``text``, too; else self."""
         if any(map(_reasons, self.messages)):
-            # Templates take the reasoning in a field of its own, or leave it out.
+            # A template may cut a content at ``</think>``, which its stand-in lacks. So the
+            # reasoning gets a field of its own, or is left out, if the template then writes the
+            # same.
             for kept, trim in itertools.product((True, False), _TRIMMED):
                 said = [_apart(one, trim, kept) if _reasons(one) else one for one in self.messages]
                 apart = replace(self, messages=said)
-                with contextlib.suppress(ConfigError):  # an answer may be empty without it
+                # Without its reasoning an answer may be empty, which a template may refuse.
+                with contextlib.suppress(ConfigError):
                     if apart.text() == text:
                         return apart
         return self
@@ -359,7 +361,8 @@ class _Chat:
         written, contents = around[0], []
         for number, after in zip(pieces[1::2], around[1:], strict=True):
             index, content = texts[int(number)]
-            # What a template may make of a content: trimmed, or a text in JSON.
+            # A template may trim a content, or write it as JSON, so each of these forms is looked
+            # for.
             trimmed = (content, content.strip(), content.lstrip(), content.rstrip())
             in_json = (
                 json.dumps(form, ensure_ascii=ascii_only)[1:-1]
@@ -368,8 +371,8 @@ class _Chat:
             )
             forms = itertools.chain(trimmed, in_json)
             found = (one for one in forms if text.startswith(f"{one}{after}", len(written)))
-            # Changed in any other way it stands there as it is: what is around it is what the
-            # template writes around any others.
+            # A content that the template changed in another way stands there unchanged: the markup
+            # around it is the same for all contents.
             form = next(found, content)
             contents.append((index, len(written), len(written) + len(form)))
             written += f"{form}{after}"

@@ -8,7 +8,7 @@ from rlforge.types import GameRecord
 
 
 def new_part(observation: str, seen: str) -> str:
-    """``observation`` without what it begins with that ``seen`` has at the same place.
+    """``observation`` without the beginning that it shares with ``seen``.
 
     Left out are equal paragraphs, and the first lines of the next one where they are the whole
     paragraph of ``seen``: a history that grows.
@@ -19,10 +19,10 @@ def new_part(observation: str, seen: str) -> str:
     """
     now, before = observation.rstrip().split("\n\n"), seen.rstrip().split("\n\n")
     pairs = enumerate(zip(now[:-1], before, strict=False))
-    # The last paragraph stays in any case: no message is empty.
+    # The last paragraph always stays, because no message may be empty.
     same = next((n for n, (a, b) in pairs if a != b), min(len(now) - 1, len(before)))
     rest = "\n\n".join(now[same:])
-    # A paragraph that differs in any other way, as a board, stays whole.
+    # A paragraph that differs in any other way, as a board, stays whole: a part tells nothing.
     return rest.removeprefix(f"{before[same]}\n") if same < len(before) else rest
 
 

@@ -65,7 +65,8 @@ class OpenSpielGame(TurnGame):
     def _look(self) -> View:
         with self._foreign("view"):
             view = view_of(self._state, self._feedback, self._spec.actions)
-            if not view.legal_actions:  # nor is the game over, for OpenSpiel
+            if not view.legal_actions:
+                # To OpenSpiel the game goes on, but no answer could ever continue it.
                 raise ValueError("there is no action to choose")
             return view
 
@@ -73,7 +74,8 @@ class OpenSpielGame(TurnGame):
     def _foreign(self, what: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # any exception of OpenSpiel is a failed game
+        except Exception as error:
+            # Whatever OpenSpiel raises fails this game only, not the run.
             text = " ".join(str(error).split())[:200]
             raise GameError(
                 f"{self._spec.id}: {what} failed in turn {self._turn}: "
@@ -88,7 +90,7 @@ class OpenSpielGame(TurnGame):
         super()._finish(rewards, reason, invalid_by)
 
     def _forfeited(self, player: int) -> dict[int, float]:
-        # The game's least utility, so that forfeiting never pays; the others share the opposite.
+        # The player's team gets the game's least utility, so that forfeiting never pays.
         worst, players = self._game.min_utility(), range(self._game.num_players())
         with self._foreign("forfeit"):
             team = self._team(player)
@@ -109,8 +111,8 @@ class OpenSpielGame(TurnGame):
                 state.apply_action(self._random.choice(state.legal_actions()))
                 self._settle_chance(state)
             returns.append(state.returns())
-        # OpenSpiel does not name the teams, and roles make some of them during a game: a team has
-        # the same returns however the game goes on.
+        # OpenSpiel does not name teams, and roles make some during a game. Team mates have the same
+        # returns in every ending, so random endings tell who they are.
         telling = [each for each in returns if len(set(each)) > 1]
         if not telling:
             return {player}
@@ -126,7 +128,6 @@ make = OpenSpielGame
 
 
 def env_ids() -> list[str]:
-    # Most also take parameters, as in ``kuhn_poker(players=3)``.
     return sorted(pyspiel.registered_names())
 
 
@@ -161,7 +162,7 @@ def load_game(name: str) -> pyspiel.Game:
     try:
         game = pyspiel.load_game(name)
     except (pyspiel.SpielError, IndexError) as error:
-        reason = " ".join(str(error).split())  # on one line
+        reason = " ".join(str(error).split())
         raise ConfigError(
             f"env {name!r} does not load: {reason}; give its parameters as in "
             f"'kuhn_poker(players=3)'"
@@ -174,7 +175,7 @@ def load_game(name: str) -> pyspiel.Game:
             f"env {name!r} draws its own chance and cannot follow a seed; choose another one"
         )
     if kind.dynamics == pyspiel.GameType.Dynamics.SIMULTANEOUS:
-        # Moves are asked one after the other, and hidden until all have answered.
+        # A ``Game`` asks one player at a time; OpenSpiel then hides moves until all have answered.
         game = pyspiel.convert_to_turn_based(game)
         kind = game.get_type()
     if not (
@@ -239,8 +240,8 @@ def _known(state: pyspiel.State, player: int) -> str:
     if kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION:
         text = str(state)
     elif name == "coop_box_pushing":
-        # A partner is told the one word for what is in front of it. Hidden moves are in the first
-        # line.
+        # The player's own observation is one word for what is in front of it, so it sees the state,
+        # without the first line, which holds hidden moves.
         text = str(state).partition("\n")[2]
     elif kind.provides_information_state_string and name not in _OBSERVED:
         text = state.information_state_string(player)
@@ -257,7 +258,7 @@ def _listed(state: pyspiel.State, legal: tuple[str, ...]) -> Iterator[str]:
             continue
         name = state.action_to_string(state.current_player(), action)
         words = " ".join(re.sub(r"[\[\]]", " ", name).split())
-        # Numbers with OpenSpiel's names, as in ``[3] (P0 Bid: 4)``.
+        # A number alone tells nothing, so OpenSpiel's name follows: ``[3] (P0 Bid: 4)``.
         yield token if token == f"[{words}]" else f"{token} ({words})"
 
 
@@ -298,7 +299,7 @@ def _hand(state: pyspiel.State, player: int) -> Hand | None:
         for entry in _bets(state):
             bets.append((("fold", "call") if "bet" in bets else ("check", "bet"))[entry.action])
         return Hand(game="kuhn", card=ranks[dealt[player]], public=None, rounds=(tuple(bets),))
-    # Without suits the cards are numbered in another way.
+    # With ``suit_isomorphism`` cards have other numbers, which would be read as wrong ranks.
     if name == "leduc_poker" and not game.get_parameters().get("suit_isomorphism"):
         cards: list[str] = []
         rounds: list[list[str]] = [[]]
@@ -323,7 +324,7 @@ def _grid(state: pyspiel.State, player: int) -> Grid | None:
     name, rows = game.get_type().short_name, str(state).split()
     if name == "tic_tac_toe":
         return grid_of("tictactoe", rows, "xo", player)
-    # ``Grid`` knows lines of four only.
+    # ``Grid`` knows lines of four only and would see wins where there are none.
     if name == "connect_four" and game.get_parameters()["x_in_row"] == LINE_LENGTHS["connectfour"]:
         return grid_of("connectfour", rows, "xo", player)
     return None

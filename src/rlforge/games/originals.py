@@ -110,7 +110,7 @@ def _module(package: str, file: str, project: str, noun: str, name: str) -> Modu
     places = (found.submodule_search_locations if found else None) or ()
     for place in places:
         if (path := Path(place, file)).is_file():
-            # Nothing else is imported: the packages themselves import engines and trainers.
+            # Only this file is executed: the package itself would import engines and trainers.
             return _executed(path, project)
     absent = f"is part of {project}, which is not installed; pip install --no-deps {project}"
     if (noted := _NOTED.get()) is None:
@@ -121,7 +121,7 @@ def _module(package: str, file: str, project: str, noun: str, name: str) -> Modu
 
 @contextmanager
 def absent_noted() -> Iterator[Mapping[Any, str]]:
-    """For its time packages that are not installed are no errors but these notes."""
+    """Inside it, a package that is not installed gives a note, no error."""
     noted: dict[Any, str] = {}
     token = _NOTED.set(noted)
     try:
@@ -131,7 +131,7 @@ def absent_noted() -> Iterator[Mapping[Any, str]]:
 
 
 _NOTED: ContextVar[dict[Any, str] | None] = ContextVar("absent", default=None)
-# Its templates and extractions are found all the same, and read as ``boxed`` does.
+# An absent package has every template and extraction while notes are taken; they act as ``boxed``.
 _ABSENT = ModuleType("absent")
 
 

@@ -76,7 +76,7 @@ class Minimax:
         if view.grid is not None:
             return self._rng.choice(best_actions(view.grid))
         if view.history is not None:
-            # Imported here: a run without OpenSpiel games does not load it.
+            # Imported here so that a run without OpenSpiel games does not load OpenSpiel.
             from rlforge.games.tree_search import exact_actions
 
             return self._rng.choice(exact_actions(self._env, view))

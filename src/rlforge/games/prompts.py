@@ -173,12 +173,12 @@ class Prompter:
         return self.template(form.template).render(messages, self._tokenizer)
 
     def ids(self, prompt: Prompt, *, begins: bool = True) -> tuple[int, ...]:
-        """Token ids of a prompt; begins: it is no later part of one."""
+        """Token ids of a prompt. begins: False for a later part of one."""
         return self._encoder.encode(prompt, begins=begins)
 
     def encode(self, form: Form, view: View) -> tuple[str, tuple[int, ...]]:
         """The first prompt of a player and its token ids."""
-        key = form, view.board or view.grid  # of the same position
+        key = form, view.board or view.grid
         known = self._boards.get(key)
         if known is not None:
             return known
@@ -187,7 +187,7 @@ class Prompter:
         template = self.template(form.template)
         shown = f"{template.system}{template.user}"
         more = any(place in shown for place in ("{observation}", "{legal_actions}"))
-        # Only texts that follow from the position: a subclass may show anything.
+        # Only texts that follow from the position are kept; a subclass may show anything else.
         if len(prompt.text) <= _CACHED_LENGTH and type(template) is Template and not more:
             if len(self._boards) >= _CACHE_SIZE:
                 self._boards.clear()
@@ -210,7 +210,7 @@ def _request(extraction: str) -> str:
 def _filled(text: str, view: View, observation: str, request: str) -> str:
     paragraphs = []
     for names, parts in _paragraphs(text):
-        # A paragraph about legal actions says nothing where the game lists none.
+        # Where the game lists no legal actions, a paragraph about them would be wrong.
         if view.legal_actions is not None or "legal_actions" not in names:
             words = (
                 _shown(part, view, observation, request) if named else part for named, part in parts

@@ -63,7 +63,7 @@ def check_env(env: EnvSpec) -> None:
 
 def tried(env: EnvSpec) -> Trial:
     """Findings of trial games."""
-    # They are played once a process, also where seats are asked in several ways.
+    # Only these fields change how a game goes, so specs that share them share trial games.
     rules = ("id", "source", "num_players", "max_turns", "timeout_s", "error_allowance", "actions")
     return _tried(EnvSpec(**{name: getattr(env, name) for name in rules}))
 
@@ -79,13 +79,13 @@ def env_ids(source: str) -> list[str]:
 
 def subject_of(source: str) -> Literal["games", "market"]:
     """Kind of words that games of a source are told in."""
-    # Tiny models know one of them.
+    # A tiny model knows the words of one subject only.
     found: Literal["games", "market"] = getattr(_source(source), "subject", "games")
     return found
 
 
 def _source(name: str) -> Source:
-    # Imported on first use: a run with one source does not load the others.
+    # Imported on first use, so that a run does not load sources that it does not use.
     found = SOURCES.find(name)
     with SOURCES.trial(name):
         source: Source = found() if isinstance(found, type) else found

@@ -33,8 +33,8 @@ with statistics_hidden():
 
 _T = TypeVar("_T")
 
-# Word games ask NLTK again and again for their lists, which it writes to the stderr of its import,
-# and for each word for a new tagger; dictionaries they read for each game.
+# Word games ask NLTK for their lists again and again, which prints to stderr, and load a tagger for
+# each word and a dictionary for each game. Here downloads are silent and the rest is cached.
 if nltk := sys.modules.get("nltk"):
     fetch = partial(vars(nltk)["download"], quiet=True, print_error_to=io.StringIO())
     vars(nltk)["download"] = fetch
@@ -114,8 +114,8 @@ class TextArenaGame(TurnGame):
         self._family = family(env.id)
         if self._family == "Bandit":
             means = self._bare.state.game_state["ground_truth"]
-            # The environment compares the arm with all of them, so that each would pay its regret
-            # and the worst one most. So the best arm pays 1, any other 1 less its regret.
+            # The environment would pay an arm its regret, the worst one most. Here the best arm
+            # pays 1, any other 1 less its regret.
             self._bare._regret = lambda arm: 1 - (max(means.values()) - means[arm])
 
     def step(self, action: str) -> None:
@@ -145,7 +145,8 @@ class TextArenaGame(TurnGame):
         if player not in range(self._spec.num_players):
             raise self._failure("get_observation", f"it is the turn of player {player!r}")
         observation = text
-        if not isinstance(text, str):  # the messages of a ``-raw`` environment
+        if not isinstance(text, str):
+            # A ``-raw`` environment hands over messages, not a text.
             observation = "\n".join(
                 f"[{'GAME' if sender == textarena.GAME_ID else f'Player {sender}'}] {message}"
                 for sender, message, _ in text
@@ -180,8 +181,8 @@ class TextArenaGame(TurnGame):
         rewards, _ = self._call("close", self._env.close)
         players = range(self._spec.num_players)
         if invalid_by is not None:
-            # That player gets -1, whatever the environment hands over, and so does its team, which
-            # gets one reward from it.
+            # Environments reward an invalid move in many ways or not at all: here it costs -1. A
+            # team shares one reward, so its other members get -1, too.
             found = rewards if isinstance(rewards, dict) else {}
             paid = {
                 player: float(found[player]) if _is_number(found.get(player)) else 0.0
@@ -207,9 +208,11 @@ class TextArenaGame(TurnGame):
         _OWN_RANDOM.enter(self._random_functions)
         try:
             return _WATCHDOG.run(function, self._limit_s)
-        except Exception as error:  # any exception of an environment is a failed game
+        except Exception as error:
+            # Whatever an environment raises fails this game only, not the run.
             raise self._failure(what, f"{type(error).__name__}: {error}") from error
-        except BaseException as error:  # sys.exit in an environment of a user
+        except BaseException as error:
+            # A user's environment may call ``sys.exit``, which must not end the run.
             if from_outside(error):
                 raise
             raise self._failure(what, described(error)) from error
@@ -231,8 +234,8 @@ class _NotedRejections:
         self._state, self._rejections = state, rejections
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # Some environments swap reason and reward or name arguments that there are not. Nothing
-        # but the reason counts: the game pays -1 for such a move.
+        # Some environments swap reason and reward, or pass unknown arguments. Only the reason is
+        # needed: an invalid move costs -1 in any case.
         reason = next((a for a in (*args, *kwargs.values()) if a and isinstance(a, str)), None)
         reason = reason or "It is not valid."
         state, player = self._state, self._state.current_player_id
@@ -240,8 +243,8 @@ class _NotedRejections:
         out = getattr(state, "elimination_order", [])
         asked_again = player in out
         thrown_out = type(state).set_invalid_move(state, reason)
-        # Environments ask who was thrown out again, for ever, and with no player left look for ever
-        # for the next player.
+        # Environments go on asking a player who was thrown out, and where none is left they look
+        # for the next one for ever.
         if thrown_out and (asked_again or len(set(out)) == state.num_players):
             state.done = True
         return thrown_out
@@ -251,7 +254,6 @@ make = TextArenaGame
 
 
 def env_ids() -> list[str]:
-    # Also those that this machine cannot play.
     return sorted(ENV_REGISTRY)
 
 
@@ -289,7 +291,7 @@ def check(env: EnvSpec) -> None:
 def _problem(env_id: str, num_players: int) -> str | None:
     """Why a game of ``num_players`` cannot start; None when it can."""
     try:
-        # Some environments print.
+        # Some environments print, which would mix with the command's own output.
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             TextArenaGame(EnvSpec(id=env_id, num_players=num_players), seed=0).view()
     except GameError as error:
@@ -304,7 +306,7 @@ def _problem(env_id: str, num_players: int) -> str | None:
 def _word_lists(env_id: str) -> list[str]:
     module = ENV_REGISTRY[env_id].entry_point.partition(":")[0].replace(".", "/")
     code = (Path(textarena.__file__).parents[1] / f"{module}.py").read_text(encoding="utf-8")
-    # The code of the environment has NLTK's names of its lists.
+    # Only the environment's code says which of NLTK's lists it needs.
     asked = re.findall(r"nltk\.download\((.*?)\)", code)
     return sorted({"words", *re.findall(r"[\"'](\w+)[\"']", " ".join(asked))})
 
@@ -319,7 +321,7 @@ _GRID_GAMES: dict[str, tuple[GridGame, str]] = {
 
 def _grid(env_family: str, env: Any, player: int) -> Grid | None:
     known = _GRID_GAMES.get(env_family)
-    # Variants with a hidden board get none.
+    # A grid would show players of variants with a hidden board what is hidden from them.
     if known is None or not getattr(env, "is_open", True):
         return None
     game, marks = known

@@ -96,7 +96,7 @@ def _state(env: EnvSpec, view: View) -> Any:
     grid = view.grid
     if grid.game == "simpletak":
         return _SimpleTak(grid)
-    # In OpenSpiel x moves first.
+    # In OpenSpiel x moves first, so with equal numbers of stones it is the turn of x.
     me, op = "xo" if grid.me.bit_count() == grid.op.bit_count() else "ox"
     marks = {(1, 0): me, (0, 1): op, (0, 0): "."}
     cells = [marks[grid.me >> i & 1, grid.op >> i & 1] for i in range(grid.rows * grid.cols)]
@@ -104,7 +104,7 @@ def _state(env: EnvSpec, view: View) -> Any:
     game = "tic_tac_toe"
     if grid.game == "connectfour":
         game = f"connect_four(rows={grid.rows},columns={grid.cols})"
-        # Its first row is the bottom.
+        # OpenSpiel's first row is the bottom one, the grid's is the top one.
         board = [cells[i : i + grid.cols] for i in range(0, len(cells), grid.cols)][::-1]
     described = {"board": board, "current_player": me, "is_terminal": False, "winner": ""}
     return pyspiel.load_game(game).new_initial_state(json.dumps(described))
@@ -122,7 +122,7 @@ def _bot(state: Any, simulations: int, rng: random.Random) -> Any:
     explore = game.max_utility() - game.min_utility()
     if kind.information != pyspiel.GameType.Information.PERFECT_INFORMATION:
         _require_other_worlds(state)
-        # The one in C++ plays differently in every process: its ties follow the order of a hash.
+        # The C++ bot breaks ties in the order of a hash, so it plays differently in every process.
         chance = np.random.RandomState(seeds[1])
         bot = ismcts.ISMCTSBot(
             game,
@@ -132,7 +132,8 @@ def _bot(state: Any, simulations: int, rng: random.Random) -> Any:
             random_state=chance,
             use_observation_string=not kind.provides_information_state_string,
         )
-        # Searches worlds that the player cannot tell from the real one.
+        # The search draws worlds that the player cannot tell from the real one; else it would
+        # cheat.
         bot.set_resampler(lambda real, seat: real.resample_from_infostate(seat, chance.uniform))
         return bot
     _require_reward_at_the_end(kind)
@@ -141,7 +142,7 @@ def _bot(state: Any, simulations: int, rng: random.Random) -> Any:
         return pyspiel.MCTSBot(
             game, evaluator, explore, simulations, _TREE_MB, True, seeds[1], False
         )
-    # The one in C++ runs games in C++ only.
+    # The C++ bot cannot run games written in Python, as SimpleTak.
     chance = np.random.RandomState(seeds[1])
     return mcts.MCTSBot(game, explore, simulations, _Rollout(rng), random_state=chance)
 
@@ -174,7 +175,7 @@ def _require_reward_at_the_end(kind: pyspiel.GameType) -> None:
 
 def _require_other_worlds(state: pyspiel.State) -> None:
     try:
-        # OpenSpiel draws what is hidden from the player, where it can.
+        # Only some games of OpenSpiel can draw their hidden part anew; a try shows which.
         state.resample_from_infostate(state.current_player(), random.Random(0).random)
     except pyspiel.SpielError as error:
         raise GameError(
@@ -196,7 +197,7 @@ class _SimpleTak:
         return self
 
     def get_type(self) -> pyspiel.GameType:
-        # Of the same kind: two players, no chance, win or loss at the end.
+        # TicTacToe is of the same kind: two players, no chance, win or loss at the end.
         return pyspiel.load_game("tic_tac_toe").get_type()
 
     def min_utility(self) -> float:
@@ -244,7 +245,7 @@ class _Solved(NamedTuple):
     actions: Sequence[int]
 
 
-# With the number no position comes back, so that positions are solved one after the other.
+# With the number in its key no position comes back, so a search without cycles solves them all.
 #: Number of the move, player to move, and the state in words.
 _Key = tuple[int, int, str]
 
@@ -259,7 +260,7 @@ def _solution(name: str) -> dict[_Key, _Solved] | None:
     start = state_after(name, ())
     solved: dict[_Key, _Solved] = {}
     seen = {_key(start)}
-    # Depth first: a position is solved when all that follow it are.
+    # A position stays on the path until all that follow it are solved.
     path = [(_key(start), start, _following(start))]
     while path:
         key, state, following = path[-1]
@@ -300,7 +301,7 @@ def _solve(
 
     def rank(child: _Solved) -> tuple[float, float]:
         gain = round(sign * child.value, 9)
-        # Where the utility is positive short games are best, where it is negative long ones.
+        # The side that wins prefers short games, the one that loses long ones.
         return gain, -math.copysign(round(child.moves, 9), gain) if gain else 0.0
 
     best = max(map(rank, after.values()))

@@ -41,7 +41,8 @@ def trial(make: Callable[[int], Game], max_turns: int | None) -> Trial:
     for seed in range(SEEDS):
         sensible, game, began = seed % 2 == 0, None, time.thread_time()
         try:
-            with contextlib.redirect_stdout(io.StringIO()):  # some environments print
+            # Some environments print, which would mix with the command's own output.
+            with contextlib.redirect_stdout(io.StringIO()):
                 game = make(seed)
                 slowest = max(slowest, time.thread_time() - began)
                 if slowest > TOO_SLOW_S:
@@ -71,13 +72,11 @@ def trial(make: Callable[[int], Game], max_turns: int | None) -> Trial:
 def trial_turns(
     make: Callable[[int], Game], games: int = 20, enough_s: float = 1.0
 ) -> list[tuple[int, ...]]:
-    """The players of each turn, in order, of games with random legal actions; at most ``enough_s``
-    s.
-    """
+    """The players of each turn, in order, of random games; stops after ``enough_s`` s."""
     turns, began = list[tuple[int, ...]](), time.thread_time()
     for seed in range(games):
         with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(GameError):
-            # Some games never end with random actions.
+            # Some games never end with random actions, so turns are limited.
             views = _play(make(seed), 200, partial(sensible_action, rng=random.Random(seed)))
             turns.append(tuple(view.player_id for view in views))
         if time.thread_time() - began > enough_s:

@@ -20,7 +20,7 @@ _set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _set_async_exc.argtypes = (ctypes.c_ulong, ctypes.py_object)
 
 
-# Not an ``Exception``, so that the code does not catch it.
+# No ``Exception``, so that an ``except Exception`` in the watched code does not catch it.
 class _ExpiredError(CancelledError):
     """Raised inside the watched code."""
 
@@ -53,7 +53,7 @@ class Watchdog:
     """
 
     def __init__(self) -> None:
-        # One thread watches all callers: entering and leaving cost a microsecond.
+        # One thread watches all callers, so that a watched call takes only a microsecond longer.
         self._watches: dict[int, _Watch] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -77,7 +77,7 @@ class Watchdog:
             finally:
                 self._leave(thread_id)
         except _ExpiredError:
-            # The exception may have arrived inside the first _leave: leave once more.
+            # The exception may have cut off the first ``_leave``: leave once more.
             self._leave(thread_id)
             raise TimeoutError(f"did not return within {limit_s:g} s") from None
 

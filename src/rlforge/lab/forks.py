@@ -103,11 +103,8 @@ async def analyse_game(
 ) -> Analysis:
     """Estimate the value of a game before and after each of its turns, by continuations.
 
-    Args:
-        run_dir, record, seats, say: see ``fork_game``.
-        player: whose value; None: of the evaluated policy, or of the first trained seat.
-        samples: continuations of each turn.
-        seconds: roughly the longest time.
+    player: whose value; None: of the evaluated policy, or of the first trained seat. seats: see
+    ``fork_game``. samples: continuations of each turn. seconds: roughly the longest time.
     """
     if record.error is not None or not record.turns:
         raise ConfigError(f"game {record.spec.game_id} has no result to analyse: it failed")
@@ -120,8 +117,9 @@ async def analyse_game(
     played: dict[int, list[GameRecord]] = {turn: [] for turn in turns}
     done = 0
     async with continuations(run_dir, record, seats or {}, say) as play:
-        clock = _Clock(seconds)  # from here on: loading the engine does not count
-        # Round by round, so that each turn has as many continuations when the time is over.
+        # The clock starts here, so that loading the engine does not count.
+        clock = _Clock(seconds)
+        # Rounds go over all turns, so that each has as many continuations when the time is over.
         while done < samples and (not done or clock.left(_FOR_VALUES) > 0):
             number = min(ROUND, samples - done)
             for fork in await play([Start(turn=turn, games=number) for turn in turns]):
@@ -132,8 +130,8 @@ async def analyse_game(
         for records in played.values():
             _must_have_ended(records)
         moments = _moments(record, player, played)
-        # Where the mover lost, the other actions are tried. The best of them is played again, so
-        # that its reward is not that of a lucky few.
+        # At turns that lost the game the other actions are tried. The best of them is played again,
+        # because it was chosen by rewards that may be luck.
         moments, more = await _better_actions(record, moments, legal, samples, clock, play)
     for fork in more:
         played[fork.start.turn] += fork.records
@@ -187,7 +185,6 @@ async def _better_actions(
         return await play([Start(turn=turn, games=games, action=action) for turn, action in starts])
 
     tried = await fork(starts, max(samples // 4, 1))
-    # By turn, the action with the highest mean reward for the player that moved.
     best: dict[int, tuple[float, str]] = {}
     for one in tried:
         turn = one.start.turn
@@ -220,13 +217,13 @@ def _moments(
     every_turn = range(1, len(record.turns) + 2)
 
     def worth(turn: int, whose: int) -> Estimate:
-        # Before a turn; after the last one it is the result.
+        # After the last turn nothing needs an estimate: the result is known.
         if turn == every_turn[-1]:
             return Estimate(mean=record.rewards[whose], half=0.0, games=1)
         return estimate([game.rewards[whose] for game in ended[turn]], bounds)
 
     worths = {whose: [worth(turn, whose) for turn in every_turn] for whose in record.rewards}
-    # 95 % over all turns (Bonferroni).
+    # The 95 % hold for all turns together (Bonferroni), else some would be decisive by chance.
     one, all_turns = (
         statistics.NormalDist().inv_cdf(1 - 0.025 / number) for number in (1, len(record.turns))
     )
@@ -272,11 +269,12 @@ async def continuations(
 
     def continued(start: Start) -> GameSpec:
         past = record.turns[: start.turn - 1]
-        if action := start.action:  # said by a player without a model
+        # A given action is recorded as said by a player without a model.
+        if action := start.action:
             said = Completion(text=action, finish_reason="scripted", policy_uid=FORCED)
             turn = dataclasses.replace(record.turns[start.turn - 1], completion=said, action=action)
             past = (*past, dataclasses.replace(turn, legal=True, well_formed=True))
-        # Games of a group draw their answers by game id, so that no two are alike.
+        # Answers are drawn by game id, so continuations with the same id would be alike.
         return dataclasses.replace(
             record.spec,
             game_id=f"{origin}@{start.turn}-{next(numbers)}",
@@ -286,7 +284,7 @@ async def continuations(
         )
 
     async with seat_policies(config, [seat.policy for seat in seats], say) as policies:
-        # No training game wants the engine: as many continuations at once as it generates.
+        # No training game needs the engine, so it plays as many continuations as it can at once.
         slots = max(config.collector.num_eval_workers, config.engine.max_parallel_seq)
         at_once = dataclasses.replace(config.collector, num_eval_workers=slots)
         collector = Collector(at_once, None, policies.for_game)
@@ -308,7 +306,8 @@ def _seated(
     """Seat who plays on, untrained. name: None is the policy of the game."""
     policy = seat.policy
     if name is None and policy.kind == "checkpoint" and is_step_name(policy.uid):
-        try:  # the run may have been moved since
+        try:
+            # The run may have been moved since, so its version is looked up again.
             policy, _ = find_policy(run_dir, policy.uid)
         except ConfigError as error:
             raise ConfigError(
@@ -319,7 +318,8 @@ def _seated(
         policy = find_opponent(run_dir, name, config)
         if not can_play(policy, spec.env):
             raise ConfigError(f"{name} does not play {spec.env_id}; choose another for the seat")
-    if policy == seat.policy:  # its form of prompts stays, too
+    if policy == seat.policy:
+        # The game's own policy plays on with its own form of prompts.
         return dataclasses.replace(seat, trained=False)
     players = [policy if one is seat else one.policy for one in spec.seats]
     return line_up(spec.env, players, trained_uid=None)[seat.player_id]

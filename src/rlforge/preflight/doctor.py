@@ -93,16 +93,16 @@ def examine(
 ) -> Report:
     """Examine a run as far as it can be known here.
 
-    Args:
-        composed: its configuration.
-        gpus_there, gpu_memory_gb: GPUs of another machine to plan for, see ``for_machine``.
-        check: raises ConfigError for a configuration that cannot run; ``keys``: or for what this
-            machine lacks.
+    gpus_there, gpu_memory_gb: GPUs of another machine to plan for, see ``for_machine``. check:
+    raises ConfigError for a configuration that cannot run; ``keys``: or for what this machine
+    lacks.
     """
     composed, plain = with_template(composed)
     whole, machine, guess = for_machine(composed.config, gpus_there, gpu_memory_gb)
     config = with_engines_that_start(whole, machine)
-    assumed = not machine.here  # which has packages, keys and an engine of its own
+    # Another machine has packages, keys and an engine of its own, so what is missing here is a
+    # note.
+    assumed = not machine.here
     findings = [
         *_configuration(composed, check, assumed=assumed),
         *(_note("games", note) for note in game_notes(config)),
@@ -161,7 +161,7 @@ def _memory(
             found.append(_problem("engine", detail))
     if not machine.here and memory.device == "RAM":
         found.append(_note("memory", "planned in the RAM of this machine"))
-    # What leaves the card in turns has its place on the host.
+    # Parts that leave the card in turns wait in the RAM of the host, which may be too small.
     size, wanted = ram(), memory.plan.on_host
     detail = f"hardware.alternate moves up to {in_gib(wanted)} to the host"
     if not machine.here and wanted:
@@ -176,7 +176,8 @@ def _configuration(
 ) -> list[Finding]:
     absent: Mapping[Any, str] = {}
     with contextlib.ExitStack() as stack:
-        if assumed:  # packages of templates that are not here may be there
+        if assumed:
+            # The other machine may have packages of templates that are missing here.
             absent = stack.enter_context(absent_noted())
         try:
             check(composed, keys=not assumed)
@@ -190,7 +191,8 @@ def _machine(hardware: HardwareConfig, machine: Machine) -> list[Finding]:
     cards = ", ".join(f"{gpu.name} ({in_gib(gpu.memory)})" for gpu in machine.cards)
     unread = f"{machine.gpus} of unknown memory, which nvidia-ml-py reads (extra: gpu)"
     cards = cards or (unread if machine.gpus else "none that the driver shows")
-    if assumed := not machine.here:  # whose GPUs the profile says
+    if assumed := not machine.here:
+        # Only the profile says which GPUs another machine has.
         number, each = hardware.num_gpus, hardware.memory_gb
         many = "as many as the cluster has" if number is None else str(number or "none")
         cards = f"{many}{f' of {each:.1f} GiB' if each and number else ''}, planned"
@@ -261,7 +263,8 @@ def _model(composed: Composed[Any], *, assumed: bool) -> list[Finding]:
             started = with_start(config)
             problems += [*saved_problems(started), *weight_problems(started)]
     except ConfigError as error:
-        if isinstance(error, ProxyError) and not assumed:  # else the model may be there
+        # Another machine may have the model, or reach it.
+        if isinstance(error, ProxyError) and not assumed:
             raise
         unknown = [_problem("model", text) for text in shape_problems(config)]
         return [*unknown, (_note if assumed else _problem)("model", str(error))]
@@ -279,7 +282,7 @@ def _model(composed: Composed[Any], *, assumed: bool) -> list[Finding]:
 
 
 def _sampling(config: PolicyConfig) -> list[Finding]:
-    # Filters change what is drawn from, and not what is learned.
+    # Filters change what is drawn from, but not what is learned, so the ratio of both is not 1.
     engine = config.engine
     filters = {"top_p": (engine.top_p, 1), "top_k": (engine.top_k, 0), "min_p": (engine.min_p, 0)}
     used = [f"engine.{name}={set_to:g}" for name, (set_to, off) in filters.items() if set_to != off]

@@ -81,7 +81,8 @@ class _Findings:
                 width,
                 initial_indent=head,
                 subsequent_indent=" " * (len(head) if width >= len(head) + _BESIDE else 4),
-                break_long_words=False,  # paths and ids stay whole
+                # Paths and ids stay whole, so that they can be copied.
+                break_long_words=False,
                 break_on_hyphens=False,
             )
             text = _whole(Text("\n".join(lines or [head.rstrip()])))
@@ -97,7 +98,9 @@ def _needs(memory: Memory) -> Table:
     table.add_column(f"{unit}, at the fullest moment", overflow="fold")
     needs: tuple[Need, ...] = (plan.learner, plan.least, plan.engine)
     titles: tuple[str, ...] = ("learner", "engine, one sequence", "engine, all sequences")
-    if plan.least == plan.engine:  # it reserves its memory at the start
+    if plan.least == plan.engine:
+        # An engine that reserves its memory at the start needs the same for any number of
+        # sequences.
         needs, titles = needs[:2], ("learner", "engine")
     if not plan.engine:
         needs, titles = needs[:1], titles[:1]
@@ -177,7 +180,8 @@ def _options(memory: Memory) -> list[Text]:
     width = max(len(key) for key, _ in rows)
     lines = [Text(f"{key:{width}}  {saves:>7}") for key, saves in rows]
     lines[0].stylize("dim")
-    return [_whole(line) for line in lines]  # keys are to be copied, so no line is broken
+    # No line is broken, so that keys can be copied.
+    return [_whole(line) for line in lines]
 
 
 def _whole(line: Text) -> Text:

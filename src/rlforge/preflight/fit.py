@@ -31,7 +31,8 @@ class Memory:
 def check_fit(config: PolicyConfig, hardware: HardwareConfig, found: tuple[Gpu, ...]) -> None:
     """Raise ConfigError where a run, as planned, does not fit the cards ``found``."""
     memory = memory_on(found, config, locate(config.model), hardware)
-    if memory is None or memory.plan.excess == 0:  # None: nothing is known against it
+    if memory is None or memory.plan.excess == 0:
+        # Without a plan nothing is known against the run.
         return
     plan = memory.plan
     card = max(plan.cards, key=lambda card: plan.need(card) - card.usable)
@@ -67,7 +68,8 @@ def memory_on(
     shape, capacity = located.shape, _capacity(hardware, found)
     if shape is None or capacity is None or not holds_model(config):
         return None
-    # As rlforge.models.devices decides ``auto``: bfloat16 where the GPU computes in it.
+    # The plan counts the dtype that rlforge.models.devices takes for ``auto``: bfloat16 where the
+    # GPU computes in it.
     modern = all(gpu.capability >= 8 for gpu in found)
     auto = hardware.device == "cuda" and modern
     bf16 = _in_bf16(config.model, auto=auto)
@@ -96,9 +98,10 @@ def memory_on(
 def _capacity(hardware: HardwareConfig, found: tuple[Gpu, ...]) -> int | None:
     if hardware.device != "cuda":
         return ram()
-    # A profile that names its GPUs' memory uses no more of larger ones.
+    # A run uses no more of a card than the memory that its profile names.
     sizes = [int(hardware.memory_gb * GIB)] if hardware.memory_gb is not None else []
-    if hardware.ray_address is None:  # else cards of other machines
+    # With ``ray_address`` the run uses cards of other machines.
+    if hardware.ray_address is None:
         sizes += [gpu.memory for gpu in found]
     return min(sizes, default=None)
 

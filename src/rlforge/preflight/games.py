@@ -61,7 +61,8 @@ def _run_problems(composed: Composed[RunConfig], *, keys: bool) -> Problems:
     unusable = {row.name: row for row in OBSERVERS.rows() if row.problem}
     for name, row in unusable.items():
         yield f"observer {name!r}, of every run of games while {row.origin} is there: {row.problem}"
-    if config.policies:  # problems of keys that all share are said once
+    if config.policies:
+        # Keys that all policies share come first, so that their problems are said once.
         shared = collected(value_problems(composed)) or collected(policy_problems(composed))
         yield from shared
         if shared:
@@ -76,7 +77,8 @@ def _run_problems(composed: Composed[RunConfig], *, keys: bool) -> Problems:
             found = collected(_entry_problems(composed, own, name))
         for text in found:
             known = not name or text.startswith(f"policies.{name}")
-            if text not in said:  # policies share most keys, and with them most problems
+            # Policies share most keys, so the same problem would be said for each.
+            if text not in said:
                 yield text if known else f"policies.{name}: {text}"
             said.add(text)
     if keys:
@@ -132,7 +134,8 @@ def lineup_problems(composed: Composed[GamesConfig], *, keys: bool = True) -> Pr
     found = [*_env_problems(composed)]
     yield from found
     yield from _mode_problems(composed)
-    if found:  # no player can be asked there
+    if found:
+        # Players cannot be asked in games with problems.
         return
     opponents, envs = config.pool.fixed_opponents, train_envs(config)
     yield from opponent_problems(composed, "pool.fixed_opponents", opponents, envs, keys=keys)
@@ -144,14 +147,17 @@ def lineup_problems(composed: Composed[GamesConfig], *, keys: bool = True) -> Pr
             yield composed.error("eval.base", f"leaves no opponent in {env.id}; name some: {key}")
         yield from opponent_problems(composed, key, opponents, [env], keys=keys, mend=mend)
     yield from _evaluation_problems(composed)
-    if keys and local_copy(config.model) is not None:  # else it is checked once the model is there
+    # Prompts are counted by the model's tokenizer, so a model that is fetched later is checked
+    # then.
+    if keys and local_copy(config.model) is not None:
         yield from refusals(lambda: check_room(config))
 
 
 def game_notes(config: PolicyConfig) -> tuple[str, ...]:
     notes: dict[str, None] = {}
     for env in () if config.games is None else train_envs(config.games):
-        with contextlib.suppress(ConfigError):  # which ``lineup_problems`` says
+        # ``lineup_problems`` reports these errors.
+        with contextlib.suppress(ConfigError):
             notes |= dict.fromkeys(f"{env.id}: {note}" for note in tried(env).notes)
     return tuple(notes)
 
@@ -168,7 +174,7 @@ def _mode_problems(composed: Composed[GamesConfig]) -> Problems:
     yield from unknown
     if unknown:
         return
-    # A mode of another package shows in a draw what it cannot do.
+    # Only a draw shows what a mode of another package cannot do.
     pool = ModelPool(settings, [PolicyRef(uid="fixed", kind="scripted")], seed=0)
     pool.add_checkpoint(Checkpoint(uid=step_name(0), version=0, path=None))
     try:
@@ -229,7 +235,8 @@ def _env_problems(composed: Composed[GamesConfig]) -> Problems:
         key = f"pool.{group}.action_extraction"
         found += name_problems(composed, key, asked.action_extraction, EXTRACTIONS)
     yield from found
-    if found:  # they are those of every environment
+    if found:
+        # These problems would return in every environment.
         return
     for group, entries in (("train", config.env.train), ("eval", config.env.eval)):
         for index, entry in enumerate(entries):
@@ -294,7 +301,7 @@ def _set_by(composed: Composed[GamesConfig], entry: str, name: str, found: str) 
 def _reads_boards(config: GamesConfig) -> bool:
     """Whether the model knows compact boards only, and answers with actions as they are."""
     made = made_model(config.model.kind)
-    # Fine-tuning teaches it other forms.
+    # Fine-tuning teaches the model other forms, so they are not refused.
     taught = kind_of(config).supervised or config.learner.initial_adapter is not None
     return made is not None and made.reads != "text" and not taught
 
@@ -340,7 +347,8 @@ def _room_problems(config: GamesConfig) -> Problems:
     prompter = Prompter(tokenizer, config.prompts)
     try:
         known = model_positions(config.model)
-    except ConfigError:  # which the checks of the model raise, too
+    except ConfigError:
+        # The checks of the model report this error.
         return
     games = dict.fromkeys((*train_envs(config), *eval_envs(config)))
     for env, form in [
@@ -355,7 +363,7 @@ def _room_problems(config: GamesConfig) -> Problems:
             yield f"{key}={form.template} (env {env.id!r}): {error}"
             return
         write = getattr(EXTRACTIONS.find(form.extraction), "write", str)
-        # Models made for boards have words of their own for actions, a token each.
+        # A model made for boards has a token for each action, so none is too long.
         actions = () if _reads_boards(config) else view.legal_actions or ()
         answers = {
             action: len(tokenizer.encode(write(action), add_special_tokens=False))
@@ -381,7 +389,8 @@ def _room_problems(config: GamesConfig) -> Problems:
                 f"model {config.model.label} has positions for {known} tokens: "
                 f"{asked}; choose a shorter prompt_template or another model"
             )
-        if found:  # other games have mostly the same
+        if found:
+            # Other games mostly have the same problems.
             yield from found
             return
 
@@ -438,7 +447,7 @@ def _algorithm_problems(composed: Composed[RunConfig], trained: int) -> Problems
     algorithm = config.algorithm
     if algorithm.whole_games and config.buffer.kind != "episode":
         yield composed.error("algorithm.name", f"{algorithm.whole_games}; use buffer=episode")
-    # As the scheduler asks: settings of other packages may have a group_size, too.
+    # Settings of other packages may have a group_size, too, which the scheduler reads this way.
     group_size = getattr(algorithm, "group_size", 1)
     if group_size > 1:
         share = group_size * trained
@@ -459,7 +468,7 @@ def _algorithm_problems(composed: Composed[RunConfig], trained: int) -> Problems
 
 def _score_problems(composed: Composed[RunConfig]) -> Problems:
     rewards = RewardPipeline(composed.config.rewards)
-    # MaxRL divides by the mean reward.
+    # MaxRL divides by the mean reward, whose sign a negative reward could turn.
     divides = getattr(composed.config.algorithm, "advantage", None) == "max_rl"
     for env in train_envs(composed.config) if divides else ():
         won = {player: 1.0 if player == 0 else -1.0 for player in range(env.num_players)}

@@ -20,7 +20,7 @@ def limit_notes(composed: Composed[PolicyConfig]) -> Iterator[str]:
     if not kind_of(config).generates:
         return
 
-    # Where all that is involved is the default, nothing is said.
+    # Nothing is said where all values involved are defaults, because the user chose none.
     def chosen(*keys: str) -> bool:
         return any(composed.origin(key) != composed.rest for key in keys)
 
@@ -28,7 +28,8 @@ def limit_notes(composed: Composed[PolicyConfig]) -> Iterator[str]:
     engine, learner, algorithm = config.engine, config.learner, config.algorithm
     context, reason = engine.max_model_len, said("engine.max_model_len")
     if local_copy(config.model) is not None:
-        with contextlib.suppress(ConfigError):  # which the checks of the model raise
+        # The checks of the model report this error.
+        with contextlib.suppress(ConfigError):
             context = min(context, model_positions(config.model))
     if context < engine.max_model_len:
         reason = f"the {context:,} positions of {config.model.label}"

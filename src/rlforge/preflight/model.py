@@ -76,7 +76,8 @@ def model_problems(config: PolicyConfig, *, fetch: bool = True) -> Iterator[str]
 
     fetch: False leaves out what only files that are not on this machine say of other models.
     """
-    if made_model(config.model.kind) is not None:  # nothing else is known before it is made
+    if made_model(config.model.kind) is not None:
+        # Before a model is made, only its shape is known.
         yield from shape_problems(config)
     else:
         yield from _of_empty_model(config)
@@ -95,7 +96,8 @@ def _other_models(config: PolicyConfig) -> Iterator[tuple[str, GamesConfig]]:
     """Yield the other models that a run meets, each as it plays, with the key that names it."""
     try:
         named = other_models(config)
-    except ConfigError:  # names that are wrong, which the checks of the games say
+    except ConfigError:
+        # The checks of the games report wrong names.
         return
     keys = {policy.uid: key for policy, key in named.items()}
     yield from ((keys[uid], own) for uid, own in as_played_by(config, named).items())
@@ -141,7 +143,8 @@ def _as_opponent(name: str, problem: str) -> str:
 def _of_template(model: ModelConfig) -> Iterator[str]:
     try:
         template = str(load_tokenizer(model).chat_template or "")
-    except ConfigError:  # said by the checks of the model
+    except ConfigError:
+        # The checks of the model report this error.
         return
     words = set(re.findall(r"\w+", template))
     for name in sorted(set(model.chat_template_args) - words):
@@ -224,10 +227,11 @@ def weight_problems(config: PolicyConfig) -> Iterator[str]:
     """Weights of the models and of saved policies that are not finite, or not there."""
     folders: dict[Path, str] = {}
     made, own = made_model(config.model.kind), local_copy(config.model)
-    if own is not None and made is not None:  # it is whole, as it is there
+    if own is not None and made is not None:
+        # A made model that is there is whole, so only its numbers are checked.
         broken = [*refusals(partial(check_finite, own))]
         yield from (f"{error}; delete {own}, and it is made again" for error in broken)
-    # Weights that are still on the hub are not fetched for this.
+    # Weights that are still on the hub are not fetched for a check.
     elif own is not None and not unfetched(config.model):
         folders[own] = config.model.place
     for key, policies in saved_policies(config).items():
@@ -246,11 +250,13 @@ def _of_weights(folders: Mapping[Path, str]) -> Iterator[str]:
         whole = ModelConfig(kind="hf", name=str(folder))
         whole_files = (partial(empty_model, whole), partial(listed_ends, whole))
         if not (folder / MODEL_CONFIG).is_file() or [*refusals(*whole_files)]:
-            continue  # an adapter, or what other checks refuse
+            # An adapter has no whole weights, and other checks refuse the rest.
+            continue
         try:
             lacking = lacking_weights(whole)
         except ConfigError as error:
-            if not found:  # else what is damaged is named
+            # A file that is damaged was reported above.
+            if not found:
                 yield str(error)
         else:
             yield from [f"{named_by}: {lacking}"] if lacking else []

@@ -97,8 +97,8 @@ def make_plan(
     settled, engine = engine_tried(settled, hardware, machine)
     settled = _divided(settled, hardware, machine)
     if engine and settled.engine.name == "vllm":
-        # The engines try vLLM themselves (``rlforge.learner.engine_trial``). Plans of memory count
-        # ``auto`` as the embedded engine, which takes over where the trial fails.
+        # The name stays ``auto``: engines try vLLM themselves (``rlforge.learner.engine_trial``),
+        # and plans of memory count the embedded engine, which takes over where the trial fails.
         settled = named_engine(settled, "auto")
     settled = with_start(settled, run_dir)
     if run_dir is not None:
@@ -107,7 +107,8 @@ def make_plan(
     state = [node for node in nodes if node.actor and node.on_driver_node and not node.num_cpus]
     few = hardware.ray_address is None and (hardware.num_cpus or 0) <= FEW_CORES
     if few and len(state) > 1:
-        # Games keep a process of their own: what holds the interpreter must not hold the state.
+        # Games keep a process of their own: while they hold the interpreter's lock, the state must
+        # answer.
         nodes = tuple(
             dataclasses.replace(node, host="state") if node in state else node for node in nodes
         )
@@ -135,8 +136,8 @@ def for_machine(
     actors = with_engines_that_start(config, here)
     asked = actors.learner.num_learners * hardware.learner_gpus
     asked = max(1, math.ceil(asked + actors.engine.num_engines * hardware.engine_gpus))
-    # Without both it is this machine, or, where a profile wants a GPU and this one has none, one
-    # with as many as the actors ask for.
+    # Without both options the plan is for this machine, or, where the profile wants a GPU and none
+    # is here, for one with as many GPUs as the actors ask for.
     note, other = None, (gpus, memory_gb) != (None, None)
     if gpus is None and memory_gb is not None:
         gpus = hardware.num_gpus or max(here.gpus, asked)
@@ -199,7 +200,8 @@ def gpu_notes(
             f"{wanted + learners} GPUs are for all of them and {there or 'none'} "
             f"{'is' if there == 1 else 'are'} there (engine.min_engines={live.engine.min_engines})"
         )
-    if hardware.device != "cuda" or hardware.num_gpus is None:  # of a cluster, where none is idle
+    if hardware.device != "cuda" or hardware.num_gpus is None:
+        # The GPUs of a cluster are not counted, so none is called idle.
         return
     if not machine.cards and find_spec("pynvml") is None:
         yield (
@@ -227,7 +229,7 @@ def engine_tried(config: C, hardware: HardwareConfig, machine: Machine) -> tuple
     if (reason := _not_vllm(wanted, hardware, machine)) is not None:
         return named_engine(config, "transformers"), f"transformers, not vLLM: {reason}"
     trial = f"vLLM {VLLM_VERSION} if it passes a trial at the start, else transformers"
-    # Another machine has vLLM where the engines need GPUs.
+    # Another machine is taken to have vLLM, so only a note says that it is missing here.
     absent = None if machine.here else lacking("cuda")
     return wanted, trial if absent is None else f"{trial}, planned: here {absent}"
 
@@ -256,7 +258,7 @@ def _divided(config: C, hardware: HardwareConfig, machine: Machine) -> C:
     memory = memory_on(machine.cards, config, locate(config.model), hardware)
     if memory is None or memory.plan.share is None:
         return config
-    # vLLM counts by the card itself, of which the profile may use a part.
+    # vLLM takes its share of the whole card, the plan of the part that the profile uses.
     planned = memory.plan.cards[0].capacity
     own = machine.cards if config.hardware.ray_address is None else ()
     whole = min((card.memory for card in own), default=planned)
@@ -278,7 +280,8 @@ def as_plain(plan: RunPlan[Any]) -> dict[str, Any]:
     for spec in plan.nodes:
         node: dict[str, Any] = {"name": spec.name, "kind": spec.name}
         node |= {"actor_names": spec.actor_names, **dataclasses.asdict(spec)}
-        del node["sends"]  # they are said as edges
+        # The text has these as ``edges`` and, with their values, as ``config``.
+        del node["sends"]
         del node["reads"]
         groups = {name: getattr(plan.config, name) for name in spec.reads}
         node["config"] = {name: dataclasses.asdict(group) for name, group in groups.items()}
@@ -288,7 +291,8 @@ def as_plain(plan: RunPlan[Any]) -> dict[str, Any]:
     return {
         "hardware": dataclasses.asdict(plan.hardware),
         "engine": plan.engine or plan.config.engine.name,
-        "config": rest,  # what no part reads as its own
+        # Groups that nodes read are in the entries of these, and are not repeated here.
+        "config": rest,
         "nodes": nodes,
         "edges": [dataclasses.asdict(edge) for edge in plan.edges],
     }
@@ -338,10 +342,11 @@ def _leaves(tree: Any, at: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(tree, Mapping):
         for key, inside in tree.items():
             whole = f"{at}.{key}" if at else str(key)
-            # Keys of ``config`` are as in config.yaml.
+            # Keys of ``config`` are written as in config.yaml, so they have no prefix.
             yield from _leaves(inside, "" if key == "config" else whole)
     elif isinstance(tree, list) and tree and isinstance(tree[0], Mapping) and "name" in tree[0]:
-        for one in tree:  # parts go by their name, as the order may change
+        # Parts are compared by name, because their order may change.
+        for one in tree:
             yield from _leaves(one, str(one["name"]))
     else:
         yield at, tree

@@ -28,15 +28,14 @@ C = TypeVar("C", bound=PolicyConfig)
 
 
 def with_template(composed: Composed[C], *, fetch: bool = False) -> tuple[Composed[C], str | None]:
-    """Set the prompt template ``default`` for a model that has no chat template; else there is no
-    note.
+    """Set the prompt template ``default``, with a note, for a model without a chat template.
 
     fetch: also read the tokenizer of a model that is not on this machine.
     """
     model, key = composed.config.model, "model.prompt_template"
     typed = parse_overrides(composed.overrides)
-    # A template that the user chose stays, and is refused where it cannot be; ``model=OPTION``
-    # chooses none.
+    # A template that the user chose stays, and is refused where it cannot be. ``model=OPTION``
+    # alone chooses none.
     others = tuple(one.input_line or "" for one in typed if key_of(one) != "model")
     chosen = dataclasses.replace(composed, overrides=others).origin(key)
     shipped = chosen == "default" or chosen.startswith("conf/")
@@ -78,9 +77,10 @@ Problems = Iterator[ConfigError | str]
 
 def value_problems(composed: Composed[PolicyConfig]) -> Problems:
     config, model = composed.config, composed.config.model
-    # Each value is judged by its configuration class; here follow names that a registry knows.
+    # Configuration classes judge values, but only registries know the names below.
     impossible = [composed.error(key, problem) for key, problem in config.problems()]
-    if impossible:  # then nothing else can be judged
+    if impossible:
+        # With impossible values nothing else can be judged.
         yield from impossible
         return
     yield from name_problems(composed, "model.kind", model.kind, MODELS)
@@ -107,7 +107,8 @@ def policy_problems(composed: Composed[PolicyConfig]) -> Problems:
 
 
 def reward_problems(composed: Composed[PolicyConfig]) -> Problems:
-    if composed.config.algorithm.name == "supervised":  # it would learn from no reward
+    if composed.config.algorithm.name == "supervised":
+        # This algorithm would learn from no reward.
         yield composed.error("algorithm.name", "learns given answers: start it with rlforge sft")
 
 
@@ -156,7 +157,8 @@ def machine_problems(config: PolicyConfig) -> Problems:
     if config.engine.name == "vllm":
         yield from refusals(check_installed)
     if config.learner.compile and config.hardware.ray_address is None:
-        from rlforge.learner.layers import check_compiling  # torch: seconds
+        # Imported here, because loading torch takes seconds.
+        from rlforge.learner.layers import check_compiling
 
         device, gpus = config.hardware.device, config.hardware.num_gpus or detect().gpus
         device = ("cuda" if gpus else "cpu") if device == "auto" else device

@@ -43,7 +43,7 @@ def _sft_problems(composed: Composed[SftConfig], *, keys: bool) -> Problems:
 
 
 def game_problems(composed: Composed[SftConfig], *, keys: bool) -> Problems:
-    # Opponents are met in later evaluations only.
+    # Opponents are met in later evaluations only, so their API keys are not needed yet.
     found = collected(lineup_problems(composed, keys=False))
     yield from found or _player_problems(composed, keys=keys)
 
@@ -79,7 +79,6 @@ def _run_problems(composed: Composed[SftConfig], run: Path) -> Problems:
         yield composed.error("data.run", str(error))
         return
     ours = composed.config.model
-    # Tokens of another model mean other texts.
     if (theirs.kind, theirs.name) != (ours.kind, ours.name):
         yield composed.error(
             "data.run",

@@ -272,7 +272,7 @@ def _bar(each: Estimate, low: float, high: float) -> str:
 
 
 def _with_interval(each: Estimate) -> str:
-    # Some means are known for sure: results, and values by exact play.
+    # Means that are known for sure, such as a game's result, have no interval.
     return f"{each.mean:+.2f}" + (f" ± {each.half:.2f}" if each.half else "")
 
 

@@ -21,7 +21,8 @@ def _split(text: str) -> tuple[Path, str | None]:
     """Divide the name of a run from the version that is named behind a colon."""
     path, colon, version = text.rpartition(":")
     if not colon or Path(text).exists():
-        path, version = text, ""  # a folder may have a colon in its name
+        # The whole text is the path: a folder may have a colon in its name.
+        path, version = text, ""
     run = must_be_run(Path(path))
     assert run is not None
     return run, version or None

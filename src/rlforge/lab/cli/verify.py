@@ -60,7 +60,7 @@ def verify(
             console.print(f"also, {name}: {problem}", markup=False)
         if (more := len(problems) - _MOST_SHOWN - 1) > 0:
             console.print(f"and {more} more", style="dim")
-        # The first one comes last, where a terminal ends: what follows may be its consequence.
+        # The first problem comes last, where a terminal ends: the others may follow from it.
         name, problem = problems[0]
         raise RunError(f"{name}: {problem}")
     part = "everything" if whole else "a part (--all checks everything)"

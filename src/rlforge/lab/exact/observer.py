@@ -13,7 +13,8 @@ from rlforge.run.lifecycle import RunContext
 from rlforge.run.observers import Observer
 from rlforge.types import Checkpoint, EnvSpec, PolicyRef
 
-if TYPE_CHECKING:  # both load torch, which the controller does without
+# Both modules load torch, which the controller does without.
+if TYPE_CHECKING:
     from rlforge.lab.exact.table import Questions
     from rlforge.learner.learner import Learner
 
@@ -32,7 +33,8 @@ class ExactMeasure(Observer):
         given = self._config, policy, self._envs
         try:
             results: list[ExactResult] = await self._learner.apply(measured, policy.name, *given)
-        except RunError as error:  # no legal answer: training goes on without a measure
+        except RunError as error:
+            # Without any legal answer at a decision there is no measure, and training goes on.
             self._note(f"{checkpoint.uid}: {error}")
             return ()
         return results
@@ -50,7 +52,8 @@ def measured(
     from rlforge.lab.exact.table import Questions
     from rlforge.models.load import load_tokenizer
 
-    if "questions" not in kept:  # made once, as the tree of a game is walked for them
+    # Made once, because the whole tree of a game is walked for them.
+    if "questions" not in kept:
         tokenizer = load_tokenizer(config.model)
         kept["questions"] = [Questions(env, config, tokenizer) for env in envs]
     questions: list[Questions] = kept["questions"]
@@ -58,7 +61,8 @@ def measured(
         learner.answer_logprobs([(a.prompt, a.tokens) for a in asked.answers])
         for asked in questions
     ]
-    if rank:  # others take part in the scoring alone
+    # Other ranks only take part in scoring; rank 0 has the result.
+    if rank:
         return []
     pairs = zip(questions, scored, strict=True)
     return [asked.measure(asked.table(logprobs), policy) for asked, logprobs in pairs]

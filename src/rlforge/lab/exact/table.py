@@ -82,7 +82,7 @@ class Questions:
                 f"{len(silent)} of {len(totals)} decisions, so that it has no exact measure; play "
                 "it instead, with rlforge eval"
             )
-        # An action has the probability of its answers, divided by that of all legal ones.
+        # Illegal answers are left out: an action has its answers' share of all legal ones.
         table = {
             key: {action: one / totals[key] for action, one in row.items()}
             for key, row in mass.items()

@@ -43,7 +43,8 @@ class Exploitability:
 
     @property
     def nash_conv(self) -> float:
-        return sum(self.gains)  # Lanctot et al. 2017, arXiv:1711.00832
+        # The definition is that of Lanctot et al. 2017, arXiv:1711.00832.
+        return sum(self.gains)
 
 
 class ExactGame:
@@ -55,11 +56,11 @@ class ExactGame:
         self.name = name
         self._game = load_game(name)
         perfect = pyspiel.GameType.Information.PERFECT_INFORMATION
-        # Where nothing is hidden, a decision is a state, however it was reached; a policy is taken
-        # to depend on nothing else. Elsewhere it is an information set.
+        # Where nothing is hidden, a policy is taken to depend on the state alone, however it was
+        # reached, so each state is one decision. Elsewhere an information set is.
         self._open = self._game.get_type().information == perfect
         found: dict[str, Decision] = {}
-        # Of each decision, OpenSpiel's numbers of the actions.
+        # Tables name actions as views do, and OpenSpiel needs its own numbers for them.
         self._numbers: dict[str, dict[str, int]] = {}
         for count, state in enumerate(self._states(), start=1):
             if count > most_states:
@@ -85,7 +86,8 @@ class ExactGame:
         """
         policy = self._policy(table)
         start, players = self._game.new_initial_state(), range(self._game.num_players())
-        if self._open:  # by induction over the states, however they were reached
+        if self._open:
+            # OpenSpiel's measures know no keys that are states, so values follow by induction.
             best = [_value_of(seat, policy, self.key, responds=True)(start) for seat in players]
             values = [_value_of(seat, policy, self.key, responds=False)(start) for seat in players]
             return _exploitability(values, best)
@@ -99,8 +101,8 @@ class ExactGame:
 
     def check_mixed(self) -> None:
         """Raise ConfigError for a game in which mixtures are not measured."""
-        # The equilibrium of a matrix of payoffs is one between its players where they are two and
-        # rewards sum to 0. Where nothing is hidden, a table of states cannot stand for a mixture.
+        # ``nash_equilibrium`` is for two players whose rewards sum to 0. Where nothing is hidden, a
+        # state does not tell how it was reached, so no table can play as a mixture.
         zero_sum = self._game.get_type().utility == pyspiel.GameType.Utility.ZERO_SUM
         if self._open or not zero_sum or self._game.num_players() != 2:
             raise ConfigError(
@@ -131,12 +133,12 @@ class ExactGame:
                     visit(state.child(action), reach)
                 return
             key, player = self.key(state), state.current_player()
-            # One that never comes here takes no part, unless none does.
+            # A policy that never comes here has no share in the row, unless none comes.
             own = reach[player] if any(reach[player]) else tuple(weights)
             row = mixed.setdefault(key, {})
             for name, action in self._numbers[key].items():
-                # Each counts by its weight and the probability of its own earlier actions that lead
-                # here (Kuhn 1953): with perfect recall they are the same on all ways to it.
+                # A policy counts by its weight times the probability of its own actions on the way
+                # here (Kuhn 1953): with perfect recall they are the same on all ways.
                 then = tuple(
                     weight * policy[key][action]
                     for weight, policy in zip(own, policies, strict=True)
@@ -167,7 +169,8 @@ class ExactGame:
         pending, seen = [self._game.new_initial_state()], set[str]()
         while pending:
             state = pending.pop()
-            if self._open:  # as many histories lead to one state
+            if self._open:
+                # Many histories lead to one state, which is visited once.
                 if (name := self.key(state)) in seen:
                     continue
                 seen.add(name)
@@ -191,7 +194,7 @@ def _value_of(
     *,
     responds: bool,
 ) -> Callable[[pyspiel.State], float]:
-    # ``player`` may play a best response to the policy of all others.
+    """Values for ``player``. responds: with its best response to the others' policy."""
     known: dict[str, float] = {}
 
     def value_of(state: pyspiel.State) -> float:
@@ -216,10 +219,11 @@ def _value_of(
 
 def _exploitability(values: list[float], best: list[float]) -> Exploitability:
     gains = (response - own for response, own in zip(best, values, strict=True))
-    # A best response is never worse than the policy itself, up to rounding.
+    # A best response is never worse than the policy itself: a gain below 0 is rounding.
     return Exploitability(values=tuple(values), gains=tuple(max(0.0, gain) for gain in gains))
 
 
-@cache  # the tree is walked once in a process
+# Cached, so that a process walks the tree of a game once.
+@cache
 def exact_game(name: str, actions: Actions) -> ExactGame:
     return ExactGame(name, actions=actions)

@@ -216,7 +216,8 @@ def _ratings(
     for uid in uids:
         table.add(uid)
     played = [(number, pair) for each in met for number, pair in enumerate(each.pairs)]
-    for _, pair in sorted(played, key=lambda one: one[0]):  # as they were played: round by round
+    # TrueSkill depends on the order, so pairs go as they were played: round by round.
+    for _, pair in sorted(played, key=lambda one: one[0]):
         for game in pair.games:
             seats = game.spec.seats
             table.record([(seat.policy.uid, game.rewards[seat.player_id]) for seat in seats])
@@ -245,7 +246,8 @@ def _counts(met: Sequence[_Met]) -> Counter[tuple[str, ...]]:
     for game in (game for each in met for pair in each.pairs for game in pair.games):
         for seat in game.spec.seats:
             outcome = game.spec.env.outcome(game.rewards, seat.player_id)
-            # Games that an invalid move ended are counted apart.
+            # Games that an invalid move ended count apart, so that a card shows what play alone
+            # won.
             forfeit = game.invalid_by is not None and outcome != "draw"
             counts[(seat.policy.uid, outcome, *(["forfeit"] if forfeit else []))] += 1
     return counts
@@ -261,7 +263,7 @@ def cycles(
     measured = cyclic_shares(odds[None], noise)[0]
     share = None
     if not np.isnan(measured):
-        # A draw has the noise of the measurement and that of the draw.
+        # A bootstrap draw has the noise of the measurement and its own.
         found = cyclic_shares(sampled, 2 * noise)
         found = np.where(np.isnan(found), measured, found)
         low, high = np.quantile(found, [_ERROR / 2, 1 - _ERROR / 2])
@@ -282,7 +284,7 @@ def first_move(gaps: Sequence[Sequence[float]]) -> Estimate | None:
     variance = float(parts.sum())
     if variance == 0:
         return Estimate(mean=mean, low=mean, high=mean)
-    # A t interval with the degrees of freedom of Welch (1947).
+    # Pairings differ in variance and size, so the degrees of freedom are those of Welch (1947).
     freedom = variance**2 / sum(
         part**2 / (len(own) - 1) for part, own in zip(parts, known, strict=True)
     )
@@ -300,9 +302,9 @@ def _neighbours(
         one, other = uids.index(stronger), uids.index(weaker)
         score = float(scores[one, other])
         of_both = pairings[(stronger, weaker) if one < other else (weaker, stronger)]
-        # Scores that are all alike have a variance, too: a pair won and a pair lost are added.
+        # Equal scores would have no variance, so a pair won and a pair lost are added.
         variance = float(np.var([*of_both.scores, 0.0, 1.0]))
-        # 2 n games, n = V (z₀.₉₇₅ + z₀.₈)² / (score − 1/2)² pairs of variance V: a test of a mean.
+        # The test of a mean needs n = V (z₀.₉₇₅ + z₀.₈)² / (score − 1/2)² pairs of variance V.
         gap, games = score - 0.5, None
         if 2 * variance * z**2 <= _MOST_GAMES * gap**2:
             games = 2 * math.ceil(float(variance * z**2 / gap**2))

@@ -54,13 +54,9 @@ def plan_ladder(
 ) -> LadderPlan:
     """The members and rules of a ladder, after checks.
 
-    Args:
-        runs: each enters ``checkpoints``, or the version that is named with it.
-        against: opponents as in a configuration, or versions of a single run.
-        checkpoints: versions of each run.
-        env_id: None is the only game of two that all play.
-        games: most per pairing.
-        precision: width of an interval at which a pairing ends.
+    runs: each enters ``checkpoints``, or the version that is named with it. against: opponents as
+    in a configuration, or versions of a single run. env_id: None is the only game of two that all
+    play. games: most per pairing. precision: width of an interval at which a pairing ends.
     """
     if games < 2 or games % 2:
         raise ConfigError(f"--games {games}: must be even and at least 2; seats are swapped")
@@ -90,7 +86,7 @@ def plan_ladder(
             raise ConfigError(f"--against {name}: the runs have several models; name {mend}")
         check_plays(policy, envs[first])
         entrants.append(Entrant(policy=policy, env=envs[first], config=configs[first]))
-    # Equal policies enter once, under the name of the first.
+    # Equal policies enter once, or they would play themselves; the first name stays.
     distinct: dict[tuple[str, str | None, str | None], Entrant] = {}
     for one in entrants:
         kind, place = one.policy.kind, one.policy.path_or_name
@@ -147,7 +143,7 @@ def _common_env(configs: dict[Path, GamesConfig], env_id: str | None) -> dict[Pa
 
 
 def _labels(paths: Sequence[Path]) -> dict[Path, str]:
-    # The shortest ends of their paths that differ.
+    # The shortest ends of paths that differ tell the runs apart.
     if len(paths) == 1:
         return {paths[0]: ""}
     whole = [path.absolute() for path in paths]
@@ -165,7 +161,7 @@ def _entrant(path: Path, name: str, label: str, config: GamesConfig, env: EnvSpe
 
 
 def engine_key(config: GamesConfig) -> str:
-    # One engine can play for runs of equal parts.
+    # Runs that agree in all of these share an engine, so that the model is held once.
     parts = (config.model, config.engine, config.prompts, config.pool.api, config.eval_temperature)
     return repr((*parts, config.hardware.device))
 
@@ -205,14 +201,16 @@ def files_of(kind: str, source: str | None) -> list[FileHash]:
     if (root := _folder(kind, source)) is not None:
         paths = sorted(path for path in root.rglob("*") if path.is_file())
         inner = [(path.relative_to(root), path) for path in paths]
-        # A manifest changes when a run adds the state to resume from, which no player reads.
+        # The state to resume from, and the manifest with it, may change; no player reads them.
         kept = [(name, path) for name, path in inner if name.parts[0] not in (STATE, MANIFEST)]
         return [FileHash(name=name.as_posix(), sha256=sha256_of(path)) for name, path in kept]
-    code = PLAYERS.find(source)  # of a scripted player the code decides
+    # A scripted player plays by its code.
+    code = PLAYERS.find(source)
     while isinstance(code, partial):
         code = code.func
     try:
         path = inspect.getsourcefile(code)
-    except TypeError:  # an object that is no class, function or module
+    except TypeError:
+        # ``inspect`` knows no source of an object that is no class, function or module.
         path = None
     return [] if path is None else [FileHash(name=Path(path).name, sha256=sha256_of(Path(path)))]

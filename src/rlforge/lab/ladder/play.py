@@ -58,7 +58,8 @@ async def play_ladder(
                 left = len({spec.game_id.split("-")[1] for spec in specs})
                 say(f"{len(played)} games played, {left} pairings open")
                 await collector.evaluate(specs, add)
-        finally:  # what an interrupted ladder knows is written, too
+        finally:
+            # An interrupted ladder writes what it knows, too.
             writer.close()
             card = make_card(index_games(folder), members, plan.rules, versions())
             write_card(folder, card)
@@ -98,7 +99,7 @@ def _next_round(plan: LadderPlan, played: Sequence[GameIndex]) -> Iterator[GameS
     """Yield the next games of every pairing that is open."""
     pairings, rules = [*combinations(plan.entrants, 2)], plan.rules
     for number, planned in open_pairings(played, [one.policy.uid for one in plan.entrants], rules):
-        # Seeds of different pairings differ: their luck has to be independent.
+        # Pairings have different seeds, because their luck has to be independent.
         uids = sorted(each.policy.uid for each in pairings[number])
         for pair in range(planned, min(planned + ROUND_PAIRS, rules.games // 2)):
             for swapped in (False, True):
@@ -109,7 +110,7 @@ def _next_round(plan: LadderPlan, played: Sequence[GameIndex]) -> Iterator[GameS
                     env=plan.entrants[0].env,
                     seed=derive_seed(rules.seed, "ladder", rules.env_id, *uids, pair),
                     purpose="eval",
-                    # Each seat is asked as its own run asks.
+                    # Each seat is asked as its own run asks, or its prompts would be strange to it.
                     seats=tuple(
                         line_up(one.env, players, None)[seat] for seat, one in enumerate(entrants)
                     ),
@@ -134,10 +135,10 @@ async def _answers(
     entrants: Sequence[Entrant], say: Callable[[str], None]
 ) -> AsyncIterator[Callable[[GameSpec], Answer]]:
     """Yield a function that seats players at a game."""
-    # Runs of equal settings share an engine: each holds the model once more.
+    # Runs of equal settings share an engine, because each engine holds the model once more.
     groups: dict[str, list[Entrant]] = {}
     for one in entrants:
-        # Players without a model are in the first group, whose engine they do not use.
+        # Players without a model need no engine and join the first group.
         first = engine_key(entrants[0].config)
         own = engine_key(one.config) if one.policy.kind == "checkpoint" else first
         groups.setdefault(own, []).append(one)

@@ -149,7 +149,7 @@ def _difference(where: str, one: Any, other: Any) -> str | None:
         ]
     else:
         numbers = isinstance(one, int | float) and isinstance(other, int | float)
-        # A sum in another order is another number.
+        # Sums in another order differ by rounding.
         near = numbers and math.isclose(one, other, rel_tol=ROUNDING, abs_tol=ROUNDING)
         return None if near or one == other else f"{where}: {one} on the page, {other} by its games"
     return next((found for pair in pairs if (found := _difference(*pair)) is not None), None)

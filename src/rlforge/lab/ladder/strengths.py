@@ -16,8 +16,9 @@ from rlforge.league.run_ladder import most_likely_strengths
 
 Array = NDArray[np.float64]
 
+# Without a prior the log-odds of a pairing that one member always won would be infinite.
 #: Pairs won and pairs lost, each, that every pairing is taken to have seen before its first.
-PRIOR = 0.25  # it keeps log-odds finite
+PRIOR = 0.25
 #: Draws of the matrix behind an interval.
 DRAWS = 1000
 
@@ -55,7 +56,7 @@ def score_draws(
 
 
 def _matrix(upper: Array, members: int) -> Array:
-    # From (draws, pairings) to (draws, n, n).
+    """Matrices (draws, n, n) of the scores (draws, pairings)."""
     scores = np.full((len(upper), members, members), 0.5)
     for column, (i, j) in enumerate(combinations(range(members), 2)):
         scores[:, i, j], scores[:, j, i] = upper[:, column], 1 - upper[:, column]
@@ -69,8 +70,7 @@ def bradley_terry(scores: Array) -> Array:
     one.
     """
     # Each pairing has weight 1 whatever its number of games. A draw is half a win and half a loss:
-    # the likelihood of Davidson (1970) uses no more of draws for the strengths when they are rare
-    # or as likely everywhere.
+    # Davidson's likelihood (1970) learns no more from draws that are rare or as likely everywhere.
     return most_likely_strengths(scores)[0]
 
 
@@ -102,8 +102,8 @@ def cyclic_shares(odds: Array, noise: Array) -> Array:
 
     noise: variance of each entry (n, n).
     """
-    # Noise adds 1 − 2/n of itself to the square of the cyclic part and 2/n to that of the
-    # transitive part, the shares of their dimensions.
+    # Noise adds 1 − 2/n of itself to the square of the cyclic part and 2/n to that of the rest, by
+    # their dimensions, so both are subtracted.
     n = odds.shape[-1]
     rest = (cyclic_part(odds) ** 2).sum(axis=(-2, -1))
     whole = (odds**2).sum(axis=(-2, -1))
@@ -125,7 +125,7 @@ def rating_test(odds: Array, noise: Array) -> float:
     weight = 1 / np.sqrt(noise[rows, columns])
     design, measured = gradient * weight[:, None], odds[rows, columns] * weight
     rating, *_ = np.linalg.lstsq(design, measured, rcond=None)
-    # Weighted squares that the best rating leaves are χ², if it is true.
+    # If a rating is true, the weighted squares that the best one leaves are χ².
     left = float(((measured - design @ rating) ** 2).sum())
     return float(stats.chi2.sf(left, (n - 1) * (n - 2) // 2))
 
@@ -151,7 +151,8 @@ def confidence_sequence(
     count = np.arange(1, len(x) + 1)
     mean = (0.5 + np.cumsum(x)) / (count + 1)
     variance = (0.25 + np.cumsum((x - mean) ** 2)) / (count + 1)
-    known = np.concatenate([[0.25], variance[:-1]])  # before the score that is bet on
+    # A bet must not know the score that it is on, or the bounds would not hold.
+    known = np.concatenate([[0.25], variance[:-1]])
     bet = np.sqrt(2 * np.log(2 / alpha) / (known * count * np.log(count + 1)))[:, None]
     with np.errstate(divide="ignore"):
         above = np.minimum(bet, _TRUNCATION / _CANDIDATES)

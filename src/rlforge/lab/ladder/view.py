@@ -81,14 +81,15 @@ def interval(low: float, high: float) -> str:
 
 
 def won_and_lost(rating: LadderRating) -> tuple[str, str]:
-    # By play, and after a plus sign by an invalid move.
+    """Games won and lost by play, and after a plus sign those by an invalid move."""
     pairs = ((rating.wins, rating.forfeits_won), (rating.losses, rating.forfeits_lost))
     won, lost = (f"{play} + {forfeit}" if forfeit else str(play) for play, forfeit in pairs)
     return won, lost
 
 
 def cycle_text(card: LadderCard) -> str | None:
-    if card.cyclic_p is None:  # two members have no cycle
+    if card.cyclic_p is None:
+        # Two members form no cycle.
         return None
     share = "not measurable yet"
     if (found := card.cyclic_share) is not None:
@@ -162,7 +163,7 @@ def _strengths(card: LadderCard) -> Table:
 
 def _scores(card: LadderCard, width: int) -> Table:
     uids, met = [one.uid for one in card.ratings], meetings(card)
-    # Where the intervals do not fit, the scores alone do.
+    # Narrow terminals show scores alone, because intervals would not fit.
     wide = 4 + 11 * len(uids) <= width
     table = Listing("score", *map(letter, range(len(uids))), left=["score"])
     for place, uid in enumerate(uids):

@@ -27,7 +27,7 @@ class Guard(Observer):
         self._config, self._settings = context.config, context.config.sentinel
         self._actors, self._note = context.actors, context.note
         self._checkpoints = context.run_dir / "checkpoints"
-        # Of several policies the first one's.
+        # The sentinel watches and changes the first policy only.
         self._policy = policy_names(context.config)[0]
         self.sentinel = Sentinel(self._settings)
         self._alarms: list[Alarm] = []
@@ -47,7 +47,7 @@ class Guard(Observer):
 
     async def updated(self, update: Updated) -> None:
         """Judge an update, and do what ``sentinel.actions`` says about all new alarms."""
-        if not update.first:  # the sentinel watches the first policy only
+        if not update.first:
             return
         result = update.result
         self._alarms += self.sentinel.learned(result.version, result.metrics)
@@ -64,7 +64,7 @@ class Guard(Observer):
         self._report()
 
     def _report(self, done: list[str] | None = None) -> None:
-        """Record and print the alarms. done: about them, in words."""
+        """Record and print the alarms. done: what was done about them."""
         for alarm in self._alarms:
             alarm = dataclasses.replace(alarm, actions=tuple(done or ()))
             self._actors.tracker.add_alarm.remote(alarm)
@@ -74,7 +74,7 @@ class Guard(Observer):
     def needed(self) -> set[str]:
         if "rollback" not in self._settings.actions:
             return set()
-        # Else they would be deleted as old, and a rollback would go further back than it must.
+        # Otherwise these versions would be deleted as old, and a rollback would go back further.
         return {step_name(self._saved_until(good), self._policy) for good in self.sentinel.good()}
 
     async def _act(self, good: int) -> tuple[str | None, list[str]]:
@@ -94,7 +94,8 @@ class Guard(Observer):
         if "smaller_steps" in actions:
             await learner.take_smaller_steps(self._settings.step_factor, self._policy)
             done.append(f"learning rate × {self._settings.step_factor:g}")
-        if done:  # training was changed on purpose: all is learned anew
+        if done:
+            # Training was changed on purpose, so the course of signals is learned anew.
             self.sentinel.restart()
         return back_to, done
 

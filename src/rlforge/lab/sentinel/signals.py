@@ -93,7 +93,7 @@ class ShiftTest:
     def _judge(self, step: int, observed: float, noise: float) -> Shift | None:
         now, expected = self.now, self._expected()
         least = (_LEAST_NOISE * self._change) ** 2
-        # The variance is that around the course, so that a fast but steady one raises the bar.
+        # The variance is around the course, so that a fast but steady one makes no alarm likelier.
         variance = max(noise, now.variance, least)
         gain = self._change / variance * (observed - expected - self._change / 2)
         if self._expectation == "course":
@@ -113,12 +113,14 @@ class ShiftTest:
         now.seen += 1
         if now.seen == 1:
             now.level = now.last = observed
-        # Of scores only what gets worse counts: half of the jumps, with twice their variance.
+        # Only jumps of a score for the worse count, so that learning is no noise. They are half of
+        # all jumps, but a jump has twice the variance of a score.
         score = self._expectation == "best"
         around = max(0.0, observed - now.last) if score else abs(observed - self._expected())
         if now.seen > self._warmup and now.variance > 0:
             around = min(around, _OUTLIER * math.sqrt(now.variance))
-        doubtful = not score and now.sum > self._threshold / 4  # it may be the change
+        # A change that has begun must not be learned as noise.
+        doubtful = not score and now.sum > self._threshold / 4
         if now.seen > 1 and not doubtful:
             now.variance += max(_VARIANCE, 1 / (now.seen - 1)) * (around**2 - now.variance)
         now.level += max(self._rate, 1 / now.seen) * (observed - now.level)
@@ -132,7 +134,7 @@ class Sentinel:
     def __init__(self, config: SentinelConfig) -> None:
         self._config = config
         self._tests: dict[tuple[str, ...], ShiftTest] = {}
-        # Games against own earlier versions so far, and the points won in them.
+        # The pool gives totals of games and points, so the last ones are kept to subtract.
         self._past = (0, 0.0)
 
     def learned(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
@@ -143,7 +145,7 @@ class Sentinel:
         if (share := metrics.get("no_advantage_share")) is not None:
             alarms += self._judge(("no_advantage",), step, share)
         if (gap := metrics.get("seat_gap")) is not None:
-            # Either direction is a change for the worse.
+            # A gap is worse in either direction, and a test looks upwards only.
             alarms += self._judge(("seat_gap", "up"), step, gap)
             alarms += self._judge(("seat_gap", "down"), step, -gap, lambda x: -x)
         return alarms
@@ -152,7 +154,7 @@ class Sentinel:
         if not result.games:
             return []
         points = result.wins + result.draws / 2
-        # The variance of the mean, with Laplace's prior: it is not 0 where all games were won.
+        # With Laplace's prior the variance of the mean is not 0 where all games were won.
         share = (points + 1) / (result.games + 2)
         return self._judge(
             ("score", f"{result.env_id} against {result.opponent}"),
@@ -216,14 +218,15 @@ class Sentinel:
     def _test(self, key: tuple[str, ...]) -> ShiftTest:
         if key not in self._tests:
             shift = self._config.shift
-            # What is expected of a signal, the change of it that matters, and the rate of its
-            # course, which lets fast learning pass (benchmarks/sentinel.py says what is missed).
+            # By signal: what is expected, the change that matters (half of the entropy; a share of
+            # turns; rewards; points; NashConv) and the rate of its course. Fast learning passes at
+            # these rates (benchmarks/sentinel.py says what is missed).
             kinds: dict[str, tuple[Expectation, float, float]] = {
-                "entropy": ("course", -math.log(0.5), 0.07),  # half of what it should be
-                "no_advantage": ("course", 0.4, 0.07),  # in shares of turns
-                "seat_gap": ("course", 0.5, 0.03),  # in rewards
+                "entropy": ("course", -math.log(0.5), 0.07),
+                "no_advantage": ("course", 0.4, 0.07),
+                "seat_gap": ("course", 0.5, 0.03),
                 "past": ("target", shift, 1.0),
-                "exploitability": ("best", 0.2, 0.1),  # in NashConv
+                "exploitability": ("best", 0.2, 0.1),
             }
             expectation, change, rate = kinds.get(key[0], ("best", shift, 0.1))
             self._tests[key] = ShiftTest(

@@ -74,10 +74,8 @@ class VerifiedGames(RecordedGames):
         yield _batches(self)
         yield _games(self, say)
         yield _rewards(self)
-        from rlforge.lab.verify.recompute import (
-            check_logprobs,
-            check_updates,
-        )  # late: it imports torch
+        # Imported late, because it loads torch.
+        from rlforge.lab.verify.recompute import check_logprobs, check_updates
 
         yield check_logprobs(self, say)
         yield check_updates(self, say)
@@ -137,7 +135,8 @@ def _batches(run: RecordedGames) -> Check:
         except FileNotFoundError:
             problems.append(f"{file.name} is missing")
             continue
-        except Exception as error:  # pyarrow and the decoder raise their own for damaged files
+        except Exception as error:
+            # pyarrow and the decoder raise errors of their own for damaged files.
             problems.append(f"{file.name} cannot be read: {str(error).splitlines()[0]}")
             continue
         if digest_of_batch(batch) != run.steps[number]["batch"]:
@@ -161,7 +160,8 @@ def _games(run: RecordedGames, say: Say) -> Check:
     missing = sorted(of_batches - set(ids)) if ids else []
     problems = [f"game {one} of a batch is missing" for one in missing]
     if run.whole and run.config.strict and ids:
-        problems += _noted_games(run)  # digests are of all games of an update in their order
+        # A digest covers all games of an update in order, so a part could not be compared.
+        problems += _noted_games(run)
     played = 0
     for record in run.records.values():
         played += 1
@@ -174,7 +174,8 @@ def _games(run: RecordedGames, say: Say) -> Check:
 
 
 def _noted_games(run: RecordedGames) -> Iterator[str]:
-    records = iter(run.records.values())  # in the order in which they were recorded
+    # Digests follow the order in which games were recorded, as these do.
+    records = iter(run.records.values())
     for row in run.lines:
         games = list(itertools.islice(records, row.get("played", 0)))
         if "games" in row and digest_of_games(games) != row["games"]:
@@ -212,7 +213,8 @@ async def _replayed(record: GameRecord) -> str | None:
         for what in ("player_id", "observation", "action", "legal", "well_formed"):
             if getattr(then, what) != getattr(now, what):
                 return f"turn {number}: {what} is {getattr(now, what)!r} in play"
-    if record.end_reason == "timeout":  # answers are given again at once, so that no time runs out
+    if record.end_reason == "timeout":
+        # Recorded answers come at once, so that no time runs out and the end differs.
         return None
     if again.error is not None:
         return f"it does not end as recorded ({again.error})"
@@ -243,7 +245,9 @@ def _rewards(run: RecordedGames) -> Check:
             for sample in episode
         }
         if any(sample.origin not in run.records for sample in batch.samples):
-            continue  # no games were saved, or some are missing, which the check of games says
+            # Without all its games a batch is not made again; the check of games says which are
+            # missing.
+            continue
         checked += 1
         if pipeline.moves:
             notes = ["rewards.final has a state, so only turns and raw rewards are compared"]

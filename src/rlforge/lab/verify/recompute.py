@@ -64,7 +64,7 @@ class Answers:
         self._config, self._device = config, device
         self._last_logits: Callable[..., Tensor] = invariant.last_logits
         if not config.batch_invariant:
-            # All positions of a pass may be some row's last ones.
+            # All positions of a pass may need logits, so its tokens are limited.
             vocabulary = model.config.get_text_config().vocab_size
             self._last_logits = partial(
                 whole.last_logits,
@@ -80,7 +80,7 @@ class Answers:
         self._store.load(key, ())
         model: Any = self._store.use(key)
         vocabulary = model.config.get_text_config().vocab_size
-        # Of similar lengths in a pass, so that few positions are padding.
+        # Sorted, so that answers in a pass have similar lengths and little padding.
         ordered = sorted(answers, key=lambda each: len(each.completion.prompt_token_ids))
         longest = max((len(each.completion.token_ids) for each in ordered), default=1)
         rows = max(1, _MOST_LOGITS // (vocabulary * longest))
@@ -97,7 +97,7 @@ class Answers:
         for each, logits in zip(answers, after, strict=True):
             tokens, recorded = each.completion.token_ids, each.completion.logprobs
             logprobs = self._logprobs(logits[longest - len(tokens) :], each.purpose)
-            # NaN where a token could not have been drawn.
+            # A token that could not have been drawn gives NaN, which ``check_logprobs`` reports.
             found = logprobs[torch.arange(len(tokens)), torch.tensor(tokens)].cpu()
             yield each, float((found - torch.tensor(recorded)).abs().max())
 
@@ -200,7 +200,7 @@ def check_logprobs(run: RecordedGames, say: Say) -> Check:
     if of_others:
         notes.append(f"{of_others} answers are of other models (hf:)")
     largest, checked, problems = 0.0, 0, list[str]()
-    # Engines whose rows do not depend on their batch give the same bits.
+    # With ``batch_invariant`` no row depends on its batch, so all bits have to agree.
     allowed = 0.0 if run.config.batch_invariant else TOLERANCE[_dtype(run)]
     scorer = Answers(run.config) if known else None
     for uid, path in known.items():
@@ -208,7 +208,8 @@ def check_logprobs(run: RecordedGames, say: Say) -> Check:
         say(f"log-probs of {uid}")
         for answered, gap in scorer.largest_gaps(path, run.some(by_version[uid], _MOST_ANSWERS)):
             checked += 1
-            if not gap <= allowed:  # not ``gap > allowed``, which is False for NaN
+            # Not ``gap > allowed``, which would let NaN pass.
+            if not gap <= allowed:
                 problems.append(
                     f"game {answered.game_id}, turn {answered.turn}: under {uid} the log-probs of "
                     f"the answer differ by {gap:.2g} from the recorded ones"
@@ -226,7 +227,7 @@ def _dtype(run: RecordedGames) -> str:
 
 
 def _places(run: RecordedGames, uids: Iterable[str]) -> Iterator[tuple[str, str | None]]:
-    # Of the start of training and of ``base`` it is the base model.
+    # ``base`` and the start of training have no folder: they are the base model.
     starts = {step_name(0, name) for name in policy_names(run.config)}
     for uid in uids:
         if uid in run.folders:
@@ -250,14 +251,15 @@ def check_updates(run: RecordedGames, say: Say) -> Check:
             checked += 1
             if (problem := _update_problem(run, made)) is not None:
                 problems.append(f"update {made.number}: {problem}")
-                break  # later updates start from its weights
+                # Later updates start from these weights and would differ, too.
+                break
     result = "made again, with the same weights and optimizer"
     return Check("updates", "updates", checked, total, result, problems, notes)
 
 
 def _stretches(run: RecordedGames) -> Iterator[tuple[Path | None, list[int]]]:
-    # A stretch ends where something else changed the weights: a policy that began anew, or what the
-    # sentinel did.
+    # A stretch ends where anything but an update changed the weights: a policy that began anew, or
+    # an action of the sentinel.
     changed = {row["step"] for row in read_jsonl(run.paths.sentinel) if row.get("actions")}
     states = {
         step_number(name): path

@@ -26,7 +26,7 @@ class RecordedGames(Recorded):
         return max((row["step"] for row in read_jsonl(self.paths.metrics)), default=0)
 
     def made_in(self, uid: str) -> int:
-        # How often the run had been resumed before it made the version.
+        """How often the run had been resumed before it made the version ``uid``."""
         return int(self.steps.get(step_number(uid), {}).get("part", 0)) if is_step_name(uid) else 0
 
     def batch_file(self, number: int) -> Path:

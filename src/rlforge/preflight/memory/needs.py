@@ -41,9 +41,9 @@ class Coefficients:
 
 
 ADAPTED = Coefficients(hidden=4, attention=2, head_norms=1, feed_forward=4)
-# Float32 weights under autocast: each linear layer keeps a copy of its input in bfloat16.
+# Under autocast each linear layer keeps a bfloat16 copy of its input, too.
 AUTOCAST = Coefficients(hidden=9, attention=2, head_norms=3, feed_forward=4)
-# Each adapter drops numbers of its own copy of the input, and keeps the mask.
+# With dropout each adapter keeps its own copy of the input, and the mask.
 DROPPED = Coefficients(hidden=12, attention=3, head_norms=1, feed_forward=5)
 
 #: The same numbers while the gradient of one layer is computed, of the feed-forward and the stream.
@@ -79,7 +79,8 @@ class LearnerJob:
     @property
     def autocast(self) -> bool:
         """Whether layers compute in bfloat16 with float32 weights."""
-        # Trained weights are float32, but ranks gather them in bfloat16.
+        # Trained weights are float32, so layers need autocast; several ranks gather them in
+        # bfloat16.
         return self.bf16 and self.lora is None and self.ranks == 1
 
     @property
@@ -94,11 +95,8 @@ class LearnerJob:
 def learner_need(job: LearnerJob, process: int, versions: int = 0, policies: int = 1) -> Need:
     """The learner at the peak of its longest pass.
 
-    Args:
-        job: the pass.
-        process: bytes of a process without tensors.
-        versions: earlier adapters that are kept of each policy.
-        policies: each has an adapter and optimizer states of its own, which stay.
+    process: bytes of a process without tensors. versions: earlier adapters that are kept of each
+    policy. policies: each has an adapter and optimizer states of its own, which stay.
     """
     shape, ranks = job.shape, job.ranks
     model = shape.parameters * (4 if job.lora is None else job.number)
@@ -122,7 +120,7 @@ def learner_need(job: LearnerJob, process: int, versions: int = 0, policies: int
             "AdamW states": policies * moments,
             "activations": kept,
             "logits": logits,
-            # The peak may come when no logits exist: then it is what exceeds their room.
+            # The peak may come when no logits exist, so only what exceeds their room is added.
             "workspace": peak - logits,
             "process": process,
         }
@@ -130,7 +128,7 @@ def learner_need(job: LearnerJob, process: int, versions: int = 0, policies: int
 
 
 def kept_bytes(job: LearnerJob) -> int:
-    """All decoder layers keep this for the backward pass."""
+    """Bytes that all decoder layers keep for the backward pass."""
     # ``gradient_checkpointing`` keeps a layer's input, ``activation_checkpointing`` the inputs of
     # two norms and two modules, both together the input of the layer and that of its attention.
     inputs = {(True, False): 1, (True, True): 2, (False, True): 4}
@@ -141,13 +139,13 @@ def kept_bytes(job: LearnerJob) -> int:
 
 
 def layer_bytes(job: LearnerJob, *, attention: bool = True) -> int:
-    """One decoder layer keeps this per position. attention: False for its feed-forward alone."""
+    """Bytes per position that a decoder layer keeps. attention: False: only its feed-forward."""
     shape, of = job.shape, ADAPTED
     if job.autocast:
         of = AUTOCAST
     elif job.lora is not None and job.lora.dropout:
         of = DROPPED
-    # The inputs of frozen layers are not kept.
+    # Frozen layers have no gradient, so their inputs are not kept.
     feed_forward = (of.feed_forward - (not job.adapts("down_proj"))) * shape.ffn
     rank = 0
     if (lora := job.lora) is not None:
@@ -164,11 +162,12 @@ def layer_bytes(job: LearnerJob, *, attention: bool = True) -> int:
 def made_bytes(job: LearnerJob) -> int:
     """Weights that a pass makes for one layer and keeps, for any number of tokens."""
     shape, lora = job.shape, job.lora
-    if lora is None:  # autocast copies float32 weights to bfloat16
+    if lora is None:
+        # Autocast copies float32 weights to bfloat16.
         return 2 * shape.linear_parameters // shape.layers if job.autocast else 0
     if job.bf16:
         return 2 * job.trained // shape.layers
-    # In float32 adapters of small layers are merged (``rlforge.learner.kernels``).
+    # In float32 ``rlforge.learner.kernels`` merges adapters of small layers into new weights.
     return sum(4 * math.prod(shape.linears[name]) for name in merged(job, lora))
 
 
@@ -184,9 +183,11 @@ def merged(job: LearnerJob, lora: LoraConfig) -> list[str]:
 
 def logits_bytes(job: LearnerJob) -> int:
     """One chunk of logits (``rlforge.learner.logprobs``)."""
-    each = 12 if job.entropy else 8  # float32, the same in log-sum-exp, and a copy for entropy
+    # Float32 logits, a copy in log-sum-exp and one for the entropy have 4 bytes each.
+    each = 12 if job.entropy else 8
     if job.lora is not None and job.adapts("lm_head"):
-        each = 8 + job.head_number  # outputs before they are float32
+        # An adapted head holds its outputs before they become float32, too.
+        each = 8 + job.head_number
     return min(job.answers, max(1, MAX_LOGITS // job.shape.vocab)) * job.shape.vocab * each
 
 
@@ -206,7 +207,8 @@ def workspace_bytes(job: LearnerJob) -> int:
     gradient = GRADIENT_OF_FEED_FORWARD * shape.ffn + GRADIENT_OF_HIDDEN * shape.hidden
     in_layer = job.number * gradient * tokens
     if job.layer_checkpoints or job.module_checkpoints:
-        # A layer is computed again, or one module at a time, the feed-forward being the larger.
+        # The backward pass computes a layer again, or one module at a time, of which the
+        # feed-forward is larger.
         again = layer_bytes(job, attention=not job.module_checkpoints)
         inputs = 2 * stream if job.layer_checkpoints and job.module_checkpoints else 0
         in_layer += (again + inputs) * tokens + made_bytes(job)
@@ -252,11 +254,13 @@ def version_bytes(job: EngineJob) -> int:
     shape, lora = job.shape, job.lora
     if lora is None:
         return job.versions * job.weights
-    if job.paged:  # vLLM reserves room in the dtype of the model
+    if job.paged:
+        # vLLM reserves room for adapters in the dtype of the model.
         return job.versions * shape.adapter_parameters(lora) * job.number
     # Each adapter is held twice in float32 while versions share a batch.
     each = 8 * shape.adapter_parameters(lora)
-    if not job.bf16:  # a copy of the layers that it changes
+    if not job.bf16:
+        # In float32 a version has a copy of the layers that it changes, too.
         adapted = shape.adapted(lora)
         each += sum(4 * i * o * adapted[name] for name, (i, o) in shape.linears.items())
     return job.versions * each
@@ -264,7 +268,7 @@ def version_bytes(job: EngineJob) -> int:
 
 def token_bytes(job: EngineJob) -> int:
     """Keys and values of one token."""
-    # Cards divide the heads; where there are fewer, each card has one.
+    # Cards divide the heads; with fewer heads than cards, each card holds one.
     width = job.shape.key // min(job.cards, job.shape.kv_heads)
     return 2 * job.shape.layers * width * job.number
 
@@ -273,8 +277,8 @@ def sequence_bytes(job: EngineJob) -> int:
     """One running sequence of full length, with the spare room of its cache."""
     if job.paged:
         return token_bytes(job) * job.length
-    # Rows grow by a quarter (``rlforge.engines.cache``), one layer at a time, whose old and new
-    # room exist together for a moment. Versions have room for up to an eighth more rows.
+    # The cache grows by a quarter (``rlforge.engines.cache``), one layer at a time, whose old and
+    # new room exist together for a moment. With versions it has up to an eighth more rows.
     one_layer = 2 * job.shape.key * job.number
     alone = (token_bytes(job) * 5 // 4 + one_layer) * job.length
     return alone * 9 // 8 if job.versions else alone
@@ -284,6 +288,7 @@ def reading_bytes(job: EngineJob) -> int:
     """One pass over prompts without gradients, and three float32 rows of logits per sequence."""
     shape = job.shape
     per_token = 12 * shape.hidden + (10 if job.bf16 else 12) * shape.ffn
-    if not job.paged:  # prompts have keys and values of their own until these join the cache
+    if not job.paged:
+        # Prompts have keys and values of their own until these join the cache.
         per_token += token_bytes(job) + 2 * shape.query * job.number
     return per_token * job.prompt_tokens + 12 * shape.vocab * job.sequences

@@ -30,8 +30,9 @@ from rlforge.system.limits import (
 )
 from rlforge.types import value
 
+# Allocators lose some memory to fragments, and drivers keep some.
 #: Share of a card that a plan may use.
-USABLE = 0.95  # allocators lose some to fragments, drivers keep some
+USABLE = 0.95
 
 #: Bytes of a process without its tensors.
 # cuda: a usual figure, not measured here. cpu: Python with torch, transformers and Ray, measured.
@@ -61,7 +62,8 @@ def place(hardware: HardwareConfig, learners: int, engines: int, capacity: int) 
     """Processes that share a card: first the cards of the learner's ranks, then all others."""
     if hardware.device != "cuda":
         return (Card(learners=learners, engines=engines, count=1, capacity=capacity),)
-    # Fractions of a card are filled in order, as Ray packs them; one or more has cards of its own.
+    # Processes that need a fraction of a card fill cards in order, as Ray packs them; others have
+    # cards of their own.
     share, sharing = hardware.engine_gpus, 0
     if hardware.learner_gpus < 1 and 0 < share < 1:
         sharing = min(engines, int((1 - hardware.learner_gpus) / share + 1e-9))
@@ -144,17 +146,12 @@ def make_plan(
 ) -> Plan:
     """Plan the memory of ``config``.
 
-    Args:
-        config: configuration of the run.
-        shape: sizes of the model.
-        hardware: resolved, without ``auto`` or null.
-        capacity: bytes of each card, or of the machine.
-        bf16: the model is loaded in bfloat16.
-        others: other models that every engine holds.
+    hardware: resolved, without ``auto`` or null. capacity: bytes of each card, or of the machine.
+    bf16: the model is loaded in bfloat16. others: other models that every engine holds.
     """
     device = "cuda" if hardware.device == "cuda" else "cpu"
     process, alternate = PROCESS_BYTES[device], config.hardware.alternate
-    # Earlier versions are kept on the host.
+    # With a GPU, earlier versions are kept on the host and take nothing of the card.
     versions = kept_versions(config) if device == "cpu" else 0
     trained = learner_job(config, shape, bf16=bf16)
     learner = learner_need(trained, process, versions, len(policy_names(config)))
@@ -165,7 +162,8 @@ def make_plan(
     cards = place(hardware, config.learner.num_learners, config.engine.num_engines, capacity)
     per_sequence = sequence_bytes(job)
     one_each = [dataclasses.replace(other, sequences=1) for other in others]
-    # A vLLM engine takes all that is left at its start, so it leaves room for all their sequences.
+    # A vLLM engine takes all that is left at its start, so it must leave room for all sequences of
+    # other models.
     beside, whole = _beside(others if job.paged else one_each), _beside(others)
     room = min(
         (
@@ -173,7 +171,8 @@ def make_plan(
             for card in cards
             if card.engines
         ),
-        default=0,  # supervised fine-tuning has no engine
+        # Supervised fine-tuning has no engine.
+        default=0,
     )
     left = max(0.0, room / capacity)
     share, shortage = None, 0
@@ -187,7 +186,8 @@ def make_plan(
     else:
         least = engine_need(dataclasses.replace(job, sequences=1), process)
         engine = engine_need(job, process)
-        rows = 12 * shape.vocab  # of logits, one more with each sequence
+        # Each further sequence has rows of logits, too.
+        rows = 12 * shape.vocab
         sequences = max(0, 1 + (room - least.total) // (per_sequence + rows))
     least, engine = Need(least | beside), Need(engine | whole)
     if not config.engine.num_engines:
@@ -215,7 +215,7 @@ def make_plan(
 def learner_job(config: PolicyConfig, shape: ModelShape, *, bf16: bool) -> LearnerJob:
     learner, length = config.learner, train_length(config)
     rows = learner.mini_batch_size or learner.micro_batch_tokens
-    # Passes are filled up; a longer step has a pass of its own.
+    # Passes are filled with steps; a step that is longer has a pass of its own.
     tokens = max(length, min(learner.micro_batch_tokens, rows * length))
     whole = learner.train == "full"
     copied = whole or learner.initial_adapter is not None
@@ -244,7 +244,8 @@ def engine_job(
 ) -> EngineJob:
     """One engine with all sequences it may run at once. gpus: cards that divide the model."""
     engine, paged = config.engine, config.engine.name == "vllm"
-    read = max(PROMPT_TOKENS[device], engine.max_model_len)  # a longer prompt has its own pass
+    # A prompt that is longer than a pass has a pass of its own.
+    read = max(PROMPT_TOKENS[device], engine.max_model_len)
     if paged:
         read = engine.vllm.max_num_batched_tokens or VLLM_STEP_TOKENS
     return EngineJob(
@@ -291,7 +292,7 @@ def _engine_share(
 
 def _reserved(config: PolicyConfig, job: EngineJob, process: int, reserved: int | None) -> Need:
     """A vLLM engine, which takes its memory at once. reserved: bytes of a GPU; None on a CPU."""
-    # The cache takes the rest unless its size is given.
+    # On a GPU the cache takes the rest of the share unless its size is given.
     need = engine_need(dataclasses.replace(job, sequences=0), process)
     given = config.engine.vllm.kv_cache_gb
     if given is None and reserved is not None:

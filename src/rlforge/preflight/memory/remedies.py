@@ -44,7 +44,7 @@ class Option:
 
 
 def with_keys(config: C, changes: Changes) -> C:
-    # Not ``rules.changed``: a search plans hundreds of them, and validation takes 50 ms.
+    # ``rules.changed`` validates, which takes 50 ms; a search plans hundreds of configurations.
     for key, new in changes.items():
         groups, inside = key.split("."), new
         while groups:
@@ -56,7 +56,7 @@ def with_keys(config: C, changes: Changes) -> C:
 
 
 def can_take_turns(config: PolicyConfig, plan: Plan) -> bool:
-    # Only engines and learner that share one card of this machine can.
+    # Engines and learner take turns only on one card of this machine that both share.
     alone = len(plan.cards) == plan.cards[0].count == plan.cards[0].learners == 1
     here = config.hardware.ray_address is None
     return alone and here and not plan.alternate and plan.gained_by_turns > 0
@@ -101,8 +101,8 @@ def pass_of(tokens: int) -> Changes:
 
 def mend(config: PolicyConfig, replan: Replan) -> tuple[str, ...]:
     """Overrides (``key=value``) with which the plan fits; () if none do."""
-    # First what changes no result: a card's division, offloading, checkpoints, turns. Then shorter
-    # steps.
+    # First come changes that leave results equal: a card's division, offloading, checkpoints,
+    # turns. Shorter steps change what is learned.
     said: Changes = {}
     for said in _same_results(config, replan):
         if (share := _share_that_fits(with_keys(config, said), replan)) is not None:
