@@ -62,7 +62,7 @@ class WindowTracker(Tracker):
         write_jsonl(self.paths.windows, (row for row, _ in done))
         updates = (_update_row(row, update) for row, update in done if update is not None)
         write_jsonl(self.paths.metrics, updates)
-        # The open file is the one that was replaced.
+        # The open file is the one that was replaced: new lines in it would be lost.
         self._files[self.paths.metrics].close()
         self._files[self.paths.metrics] = JsonlFile(self.paths.metrics)
         self._window_file.close()
@@ -87,7 +87,7 @@ class WindowTracker(Tracker):
         )
 
     def tick(self) -> None:
-        # The sinks get one step per window.
+        # Nothing is logged here, because the sinks get one step per window.
         if self._clock() >= self._next_publish:
             self._publish()
 
@@ -110,7 +110,7 @@ class WindowTracker(Tracker):
     def _count(self, row: Row, update: Row | None) -> None:
         self._update = row["window"]
         self._windows.append(row)
-        # Only the windows under way are shown with their counts.
+        # The display counts the decisions only of windows under way.
         for window_id in [one for one in self._decisions if one <= row["window_id"]]:
             del self._decisions[window_id]
         if update is not None:

@@ -63,7 +63,6 @@ def _difference(row: WindowRow) -> Text:
         return Text("–", style="dim")
     if row.low is None or row.high is None:
         return Text(f"{row.difference:+.3f}")
-    # Coloured where its interval excludes 0.
     sure = significant((row.low, row.high))
     interval = (f"  {row.low:+.3f} {row.high:+.3f}", "dim")
     return Text.assemble(signed(f"{row.difference:+.3f}", row.difference, sure), interval)

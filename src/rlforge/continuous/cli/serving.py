@@ -65,7 +65,8 @@ def serve(
     setup = compose_service(arguments or [], config_dir)
     checks: server.MakeChecks | None = None
     if setup.continuous is not None and setup.source is not None:
-        from rlforge.continuous.loop.policy_side import checks_of_run  # imports torch
+        # Imported only here, because it imports torch.
+        from rlforge.continuous.loop.policy_side import checks_of_run
 
         checks = partial(checks_of_run, setup.source, setup.continuous)
     server.serve(setup, say, checks)
@@ -156,7 +157,8 @@ def deployments(state: StateDir = None, url: Url = None, json_file: JsonFile = N
         if state is not None and not folder.is_dir():
             raise ConfigError(f"there is no folder {folder}; name that of a service with --state")
         typer.echo(f"{folder}/ holds no deployments yet; start a service: rlforge serve RUN")
-    for row in rows:  # not in a table, whose narrow columns would break paths
+    # Not in a table, whose narrow columns would break paths.
+    for row in rows:
         since = time.strftime("%m-%d %H:%M", time.localtime(row["changed_at"]))
         typer.echo(f"{row['uid']}  {row['phase']} since {since}, update {row['version']}")
         typer.echo(f"    {row['source']}")

@@ -244,10 +244,10 @@ def export_windows(
     # Files of two exports would be read as one.
     if folder.exists():
         raise ConfigError(f"{folder} exists already; name a folder that does not")
-    # Before the work of the export.
+    # Checked first, so that a wrong name does not cost an export.
     check_push(push, public=public)
     rows = export_dataset(reader, folder, window or None, _run_of(where))
-    # Scripts read the folder from the last line.
+    # Scripts read the folder from the output, so the count goes to stderr.
     typer.echo(f"{rows:,} decisions", err=True)
     if push is not None:
         push_folder(folder, push, f"{rows:,} decisions", public=public, say=say, kind="dataset")
@@ -279,7 +279,8 @@ def import_windows(
 
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder")
-    dataset_files(folder)  # before a store is made
+    # Checked before a store is made, else a wrong folder would leave an empty one.
+    dataset_files(folder)
     with TrajectoryStore(store) as opened:
         done = import_dataset(folder, opened, skip_bad=skip_bad)
     for problem in done.bad:
@@ -303,7 +304,7 @@ def _opened_store(where: Path) -> tuple[StoreReader, WindowConfig]:
     from rlforge.continuous.decisions.store import EARLIER, FILE, StoreReader, store_folder
     from rlforge.record.files import open_run
 
-    # A store of an earlier release is read as well.
+    # For a store of an earlier release the reader's error says what to do.
     if any((where / name).is_file() for name in (FILE, EARLIER)):
         run = where.absolute().parent
         if not (run / "config.yaml").is_file():
@@ -312,7 +313,7 @@ def _opened_store(where: Path) -> tuple[StoreReader, WindowConfig]:
     try:
         open_run(where)
     except RlforgeError as error:
-        # A folder that is there is not misspelt.
+        # A folder that is there is not misspelt, so no similar names are listed.
         what = f"{where} is neither a trajectory store (it has no {FILE}) nor a run"
         raise ConfigError(what if where.is_dir() else str(error)) from error
     # A run may keep its store elsewhere.
@@ -399,7 +400,7 @@ def _decision_table(decision: Decision, scored: Mapping[str, Any], *, full: bool
         lines = content.strip()
         return lines if full or len(lines) <= _SHOWN else f"{lines[: _SHOWN - 1].rstrip()}…"
 
-    # Scripted traders have none.
+    # Decisions of scripted traders have no version.
     version = decision.completion.policy_uid if decision.completion else ""
     moment = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(decision.timestamp))
     who = filter(None, (decision.agent_id, decision.metadata.provider, version))
@@ -422,7 +423,6 @@ def _decision_table(decision: Decision, scored: Mapping[str, Any], *, full: bool
         rows.append(("saw", text(situation(decision))))
     if decision.metadata.reasoning:
         rows.append(("answer", text(decision.metadata.reasoning)))
-    # An empty line is between two decisions.
     rows.append(("", ""))
     return facts(rows)
 

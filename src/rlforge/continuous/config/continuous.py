@@ -98,7 +98,8 @@ class WindowConfig(Group):
     rolling_decisions: Count = 512
 
     def clashes(self) -> Iterator[Problem]:
-        seconds = self.minutes * 60  # ids of windows know no parts of a second
+        # Ids of windows know no parts of a second.
+        seconds = self.minutes * 60
         if seconds < 1 or abs(seconds - round(seconds)) > 1e-6:
             yield "minutes", "a window lasts a whole number of seconds, 1 or more"
 
@@ -223,8 +224,9 @@ class ContinuousConfig(PolicyConfig):
     def windows_end_settled(self) -> bool:
         """Whether all outcomes are known when a window ends."""
         if self.continuous.source != "market":
-            return True  # these decisions come with their outcome
-        # Of floats: 240 minutes are 2 episodes of 2 hours but for a rounding.
+            # Decisions of other sources come with their outcome.
+            return True
+        # By rounding, 240 minutes may not be exactly 2 episodes of 2 hours.
         episodes = self.window.minutes * 60 / self.episode_s
         whole = round(episodes) >= 1 and abs(episodes - round(episodes)) < 1e-9
         # By the wall clock episodes begin with the run, not with a window.
@@ -234,7 +236,8 @@ class ContinuousConfig(PolicyConfig):
     def windows_waited(self) -> int:
         """Windows that may end while one waits for outcomes or late decisions."""
         waited = self.window.grace_seconds
-        if waited is None:  # the wait ends with the outcomes, after an episode at the latest
+        if waited is None:
+            # The wait ends with the outcomes, after an episode at the latest.
             nothing = self.windows_end_settled or self.window.completeness == 0
             waited = 0.0 if nothing else self.episode_s
         return math.ceil(waited / (self.window.minutes * 60))
@@ -252,5 +255,6 @@ class ContinuousConfig(PolicyConfig):
         """``continuous.max_staleness``, or what follows from the windows waited."""
         given = self.continuous.max_staleness
         if self.continuous.source == "store":
-            return None  # its versions are not those of this run
+            # The versions in a store may be another run's, whose numbers say nothing here.
+            return None
         return 1 + self.windows_waited if given is None else given

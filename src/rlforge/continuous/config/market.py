@@ -93,16 +93,19 @@ class MarketConfig(Group):
         return {account: right for account, right in self.news.items() if right is not None}
 
     def clashes(self) -> Iterator[Problem]:
-        if self.max_lifetime < self.min_lifetime:  # lifetimes are drawn between them
+        # Lifetimes are drawn between the two.
+        if self.max_lifetime < self.min_lifetime:
             yield "max_lifetime", "is below min_lifetime"
-        if not self.predictions and not self.tickers:  # traders choose among offers
+        # Scripted traders choose among offers, and fail without any.
+        if not self.predictions and not self.tickers:
             yield "predictions", "leaves nothing to trade without market.tickers"
-        if self.stakes != sorted(self.stakes):  # the words 1, 2 and 3 mean small to large
+        # The compact words 1, 2 and 3 mean small to large.
+        if self.stakes != sorted(self.stakes):
             yield "stakes", "must rise from the smallest to the largest"
-        # Less could buy no share after the fee.
+        # A smaller stake could buy no share after the fee.
         if self.stakes[0] * STARTING_BALANCE < 1:
             yield "stakes", "must come to 1.00 or more of the starting balance"
-        # Opening moves the price: at this size by more than the margin over its maintenance.
+        # Opening moves the price, at this size so far that a position is liquidated at once.
         size = self.stakes[2] * STARTING_BALANCE * COMPACT_LEVERAGE
         room = 1 / COMPACT_LEVERAGE - MAINTENANCE_MARGIN
         if math.expm1(min(size / self.depth, 100.0)) >= room:

@@ -42,7 +42,8 @@ class AbTestConfig(Group):
     undecided: Literal["keep", "promote"] = "keep"
 
     def clashes(self) -> Iterator[Problem]:
-        if self.shares != sorted(self.shares):  # a user with the new version keeps it
+        # Else a user with the new version would lose it again.
+        if self.shares != sorted(self.shares):
             yield "shares", "must rise from the smallest to the largest"
 
 
@@ -80,7 +81,8 @@ class DeploymentConfig(Group):
     ab: AbTestConfig = field(default_factory=AbTestConfig)
 
     def clashes(self) -> Iterator[Problem]:
-        if self.holdout_games == 1:  # one difference has no deviation to test against
+        # One difference has no deviation to test against.
+        if self.holdout_games == 1:
             yield "holdout_games", "must be 0, or 2 or more"
 
 
@@ -110,7 +112,8 @@ class ServeConfig(Group):
     drain_s: Positive = 30.0
 
     def clashes(self) -> Iterator[Problem]:
-        if not self.outcome_low < self.outcome_high:  # equal ones leave no reward to report
+        # Equal bounds would leave only one reward to report.
+        if not self.outcome_low < self.outcome_high:
             yield "outcome_low", f"must be below serve.outcome_high={self.outcome_high:g}"
 
 

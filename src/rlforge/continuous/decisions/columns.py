@@ -99,7 +99,7 @@ def to_decision(row: Mapping[str, Any], parse: Callable[[str], Any] = json.loads
         state=parsed(row["state"]),
         action=parsed(row["action"]),
         timestamp=row["timestamp"],
-        # Datasets of others lack some columns.
+        # Datasets that others made may lack some columns.
         metadata=METADATA.decode({**meta, "provider": meta.get("provider") or ""}),
         reward=row.get("reward"),
         next_state=None if row.get("nextState") is None else parsed(row["nextState"]),
@@ -135,7 +135,8 @@ def _json(who: str, field: str, content: Mapping[str, Any]) -> str:
 def _plain(content: Any) -> Any:
     if isinstance(content, Mapping):
         return dict(content)
-    if hasattr(content, "item"):  # a numpy scalar, as of rewards that a user computes
+    # Users compute with numpy, whose scalars the encoder does not know.
+    if hasattr(content, "item"):
         return content.item()
     raise TypeError(f"a {type(content).__name__} cannot be stored")
 

@@ -35,10 +35,10 @@ from rlforge.types import value
 _RESULT = pa.struct([field for field in RESULT.arrow_type if field.name != "winRate"])
 #: Columns of an exported file of decisions, and what they hold.
 _COLUMNS = {
-    # ``datasets`` reads arrow's JSON as objects.
     "id": (pa.string(), "unique, in the order of the agent's decisions"),
     "agentId": (pa.string(), "the agent"),
     "windowId": (pa.string(), "window of time that holds it, named by its start in UTC"),
+    # ``datasets`` reads arrow's JSON as objects, whose fields may vary.
     "state": (pa.json_(), "the state that the agent saw, an object"),
     "action": (pa.json_(), "its action, an object; the kind under `type`"),
     "reward": (pa.float64(), "reward; null until the outcome is known"),
@@ -165,7 +165,7 @@ def _write_files(tables: Iterable[pa.Table], folder: Path) -> int:
     folder.mkdir(parents=True)
     rows = 0
 
-    # Windows are whole in a file: a table is written where its first row belongs.
+    # A window is never split: its table goes into the file where its first row belongs.
     def full_files(table: pa.Table) -> int:
         nonlocal rows
         before, rows = rows, rows + len(table)

@@ -18,7 +18,8 @@ def window_start(window_id: str) -> float:
             start = datetime.strptime(window_id, form).replace(tzinfo=UTC)
         except ValueError:
             continue
-        if _id_at(start) == window_id:  # else one window had two names: 10:0 and 10:00
+        # Else one window would have two names, such as 10:0 and 10:00.
+        if _id_at(start) == window_id:
             return start.timestamp()
     raise RlforgeError(f"window id {window_id!r} is not a time; want a form like 2024-11-13-10:00")
 
@@ -32,7 +33,7 @@ def calendar_date(timestamp: float) -> datetime:
 
 
 def _id_at(start: datetime) -> str:
-    # Not strftime: it leaves out the leading zeros of years before 1000.
+    # strftime leaves out the leading zeros of years before 1000.
     text = f"{start:%m-%d-%H:%M:%S}" if start.second else f"{start:%m-%d-%H:%M}"
     return f"{start.year:04d}-{text}"
 
@@ -49,11 +50,13 @@ class WindowGrid:
     """
 
     def __init__(self, minutes: float) -> None:
-        self.seconds = round(minutes * 60)  # whole ones, as ids show no parts
+        # Whole seconds, because ids show no parts of one.
+        self.seconds = round(minutes * 60)
 
     def id_of(self, timestamp: float) -> str:
         """The window that holds ``timestamp``; RlforgeError for a time outside the calendar."""
-        calendar_date(timestamp)  # before the division, which would hide what was given
+        # Checked before the division, so that the error names the time that was given.
+        calendar_date(timestamp)
         return _id_at(calendar_date(timestamp // self.seconds * self.seconds))
 
     def span(self, window_id: str) -> tuple[float, float]:

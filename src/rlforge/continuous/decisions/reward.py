@@ -55,7 +55,8 @@ class DecisionReward:
             speed=speed,
             consistency=result.win_rate,
             total=total,
-            reward=min(max(total, LOW), HIGH),  # a tiny investment may return a thousandfold
+            # A tiny investment may return a thousandfold.
+            reward=min(max(total, LOW), HIGH),
         )
 
     def normalize(self, rewards: Sequence[float]) -> list[float]:

@@ -143,14 +143,14 @@ class TrajectoryStore(StoreReader):
         self._lock = threading.RLock()
         with errors_explained(root / FILE), contextlib.ExitStack() as undo:
             _make_folder(root)
-            undo.enter_context(
-                RunLock(root)
-            )  # names the process; SQLite says only that it is locked
+            # The lock names the process that writes; SQLite says only that the file is locked.
+            undo.enter_context(RunLock(root))
             self._database = undo.enter_context(
                 contextlib.closing(
                     sqlite3.connect(
                         root / FILE,
-                        isolation_level="IMMEDIATE",  # takes the lock at once, not halfway
+                        # A transaction takes the lock at its start, not halfway.
+                        isolation_level="IMMEDIATE",
                         check_same_thread=False,
                         timeout=_PATIENCE_S,
                     )
@@ -195,7 +195,7 @@ class TrajectoryStore(StoreReader):
 
     def close(self) -> None:
         """Leave one file without a log, and let another process write."""
-        # Another process may be reading: then the log stays beside the file.
+        # Suppressed: while another process reads, the log stays beside the file.
         with self._lock, self._closing, contextlib.suppress(sqlite3.Error):
             self._database.execute("PRAGMA journal_mode = DELETE")
 
@@ -248,7 +248,7 @@ def _make_folder(root: Path) -> None:
 def _read(file: Path, query: str, *given: Any) -> list[sqlite3.Row]:
     """The rows of a query, while another process may be writing the file."""
     with errors_explained(file):
-        # Not ``mode=ro``: what a killed writer began is undone by the first that opens the file.
+        # Not ``mode=ro``: the first to open the file undoes what a killed writer began.
         uri = f"{file.absolute().as_uri()}?mode=rw"
         with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_PATIENCE_S)) as database:
             database.row_factory = sqlite3.Row

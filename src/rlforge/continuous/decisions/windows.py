@@ -59,7 +59,7 @@ def counts(agent: AgentActivity, config: WindowConfig) -> bool:
 
 def average_reward(activity: Sequence[AgentActivity]) -> float:
     """The average over the learning agents' rewarded and accepted decisions; 0 without any."""
-    # Refused answers do not count: they are learned from in any case, and must not prevent it.
+    # Refused answers do not count, else they could keep a window from teaching against them.
     learning = [agent for agent in activity if agent.learns]
     rewarded = sum(agent.rewarded for agent in learning)
     return math.fsum(agent.reward_sum for agent in learning) / rewarded if rewarded else 0.0
@@ -84,7 +84,8 @@ def missing(
         )
     decisions = sum(agent.decisions for agent in activity)
     open_ones = decisions - sum(agent.complete for agent in activity)
-    if decisions - open_ones < config.completeness * decisions - 1e-9:  # 0.9 * 10 is above 9
+    # The tolerance is for products such as 0.55 * 100, which is above 55 by rounding.
+    if decisions - open_ones < config.completeness * decisions - 1e-9:
         share = "" if config.completeness == 1 else f"; {config.completeness:.0%} must be known"
         reasons.append(f"{open_ones} of {decisions} decisions have no known outcome{share}")
     average, threshold = average_reward(activity), config.avg_reward_threshold
@@ -124,7 +125,8 @@ class Windows:
     def may_stay_open(self, window_id: str) -> int | None:
         """Decisions that need no outcome before a window is read; None: none is waited for."""
         if self._config.grace_seconds is not None or self._config.mode == "rolling":
-            return None  # the wait has a length, or open decisions are not taken
+            # A grace period is over by then, and a rolling window takes no open decisions.
+            return None
         decisions = len(self._reader.rows(window_id, brief=True))
         return math.floor((1 - self._config.completeness) * decisions + 1e-9)
 
@@ -143,7 +145,8 @@ class Windows:
         wanted = self._config.rolling_decisions
         decisions = self._reader.newest_complete(wanted, before=end)
         window = self._window(window_id, decisions, now)
-        if decisions:  # they may be of several windows
+        # The decisions may reach back into earlier windows.
+        if decisions:
             window = dataclasses.replace(window, start_time=decisions[0].timestamp)
         if len(decisions) == wanted:
             return window

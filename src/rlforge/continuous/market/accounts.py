@@ -38,7 +38,8 @@ def granted(amount: float) -> int:
 
 def portion(amount: int, rate: float) -> int:
     """``amount`` times ``rate``, rounded up."""
-    return math.ceil(amount * rate - _SLACK)  # a product such as 3.0000000001 costs 3
+    # Without the slack a product such as 3.0000000001 would cost 4.
+    return math.ceil(amount * rate - _SLACK)
 
 
 @dataclasses.dataclass(slots=True)

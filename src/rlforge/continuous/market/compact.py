@@ -68,7 +68,8 @@ class Compact:
             words = ["market", "perp", f"prem_{_step(premium, _PREMIUM)}"]
             words += [f"move_{_step(offer['change'], _INDEX_MOVE)}", "open"]
         else:
-            tenth = min(9, int(offer["yesPrice"] * 10))  # rounded prices may be 1
+            # A rounded price may be 1, for which there is no word.
+            tenth = min(9, int(offer["yesPrice"] * 10))
             words = ["market", "bet", f"p{tenth}", f"move_{_step(offer['change'], _SHARE_MOVE)}"]
             words.append(f"left{_level(offer['minutesLeft'], _LEFT)}")
         views = _views(state, focus)
@@ -96,7 +97,7 @@ class Compact:
                 if stake + fee <= balance:
                     found.append(f"[{verb}{size}]")
         held = _largest(state, focus)
-        # Shares worth less than a dollar may bring no cent.
+        # Shares worth less than a dollar may bring no cent, and such a sale is refused.
         if held is not None and (perpetual or held["value"] >= 1):
             found.append("[close]" if perpetual else "[sell]")
         if self._to_follow(state, focus):
@@ -105,7 +106,8 @@ class Compact:
 
     def action(self, word: str, state: Json, focus: str) -> Json:
         """The action of an answer; ``ActionError`` for one that is not possible."""
-        word = f"[{word.strip().strip('[]')}]"  # people leave the brackets out
+        # People leave the brackets out.
+        word = f"[{word.strip().strip('[]')}]"
         legal = self.actions(state, focus)
         if word not in legal:
             raise ActionError(f"{word} is not possible now; there are {', '.join(legal)}")

@@ -53,7 +53,8 @@ class MarketGame(TurnGame):
         player, state = self._player, self.view().state
         assert state is not None
         self._view = None
-        self._turn += 1  # refused answers count, so that max_turns ends every game
+        # Refused answers count as turns, so that max_turns ends every game.
+        self._turn += 1
         self._feedback = self._carry_out(player, action, state)
         if self._feedback:
             self._errors += 1
@@ -122,9 +123,11 @@ class MarketGame(TurnGame):
     def _end(self, reason: EndReason, invalid_by: int | None) -> None:
         rewards = {}
         for player, name in enumerate(self._names):
-            if reason == "finished":  # then balances have been reset
+            if reason == "finished":
+                # The next episode has begun, and balances are reset.
                 profit = self._world.episode_profits(name)[-1]
-            else:  # a game that is cut scores holdings at current prices
+            else:
+                # A game that is cut off has no profit yet: holdings count at current prices.
                 profit = self._world.worth(name) - STARTING_BALANCE
             rewards[player] = -1.0 if player == invalid_by else math.tanh(profit / STARTING_BALANCE)
         self._finish(rewards, reason, invalid_by)
@@ -149,7 +152,8 @@ def load_market(env_id: str) -> MarketConfig:
             f"market {env_id!r} is unknown{nearest(env_id, env_ids())}; there are "
             f"{', '.join(env_ids())}"
         )
-    from yaml import YAMLError, safe_load  # here: a learner process loads no preset
+    # Imported late: a learner process loads no preset.
+    from yaml import YAMLError, safe_load
 
     path = conf_dir() / "market" / f"{env_id.removeprefix('market').lstrip('-') or 'default'}.yaml"
     try:

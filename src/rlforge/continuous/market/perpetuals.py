@@ -55,7 +55,7 @@ class Perpetual:
         skew = self.skew if skew is None else skew
         # Trades are made at the price that they lead to, so that no trader gains by moving it.
         exponent = skew / cents(self._config.depth)
-        # e^20 is out of the range of prices, and no overflow.
+        # Clipped against overflow: e^20 is out of the range of prices in any case.
         moved = self.index * math.exp(max(-20.0, min(20.0, exponent)))
         return round(max(_LOWEST, min(_HIGHEST, moved)))
 
@@ -85,7 +85,8 @@ class Perpetual:
 
     def to_json(self, ticks_to_funding: int) -> dict[str, Any]:
         """The JSON that agents see; the same object until something changes."""
-        if self._json is None:  # one object for all states of a tick: they are kept by thousands
+        # One object serves all states of a tick, which are kept by thousands.
+        if self._json is None:
             mark = self.mark()
             self._json = {
                 "ticker": self.ticker,
@@ -102,7 +103,7 @@ class Perpetual:
     def _turn(self) -> None:
         self.trend = "UP" if self._rng.random() < 0.5 else "DOWN"
         other: Trend = "DOWN" if self.trend == "UP" else "UP"
-        # Drawn with the trend, so that they do not depend on when they are posted.
+        # Views are drawn with the trend, so that they do not depend on when they are posted.
         self.views = {
             account: self.trend if self._rng.random() < right else other
             for account, right in self._config.accounts.items()

@@ -54,7 +54,8 @@ class PerpDesk:
         margin, fee = portion(size, 1 / leverage), portion(size, PERPETUAL_FEE)
         check_funds(agent, margin + fee, "margin and fee")
         perp = Perp(
-            id="",  # only what is opened takes one
+            # Only a position that is opened takes an id: this one may still be refused.
+            id="",
             ticket=ticket,
             ticker=ticker,
             sign=sign,
@@ -100,7 +101,7 @@ class PerpDesk:
             collected = 0
             for perp in held:
                 if perp.sign * rate > 0:
-                    # No more than its margin: it is liquidated next.
+                    # A position pays its margin at most, and is liquidated next.
                     paid = min(perp.margin, portion(perp.size, abs(rate)))
                     perp.margin -= paid
                     collected += paid
@@ -113,7 +114,7 @@ class PerpDesk:
                     perp.margin += part
                     collected -= part
                     total -= due[perp.id]
-            # The vault holds the opposite of the net open interest, so that the rest is its.
+            # The vault holds the opposite of the net open interest, so it gets the rest.
             self._books.vault += collected
 
     def liquidate(self) -> None:
@@ -148,7 +149,8 @@ class PerpDesk:
                 continue
             perp = closed.perp
             kept = max(0, closed.margin + perp.profit(self._books.perpetuals[perp.ticker].mark()))
-            profit, basis = closed.received - kept, max(1, perp.paid)  # as in ``ShareDesk.resolve``
+            # At least 1: an investment of 0 would say that no money was at stake.
+            profit, basis = closed.received - kept, max(1, perp.paid)
             self._books.settle(closed.agent, closed.ticket, profit, basis, perp.opened)
         self._closed = later
 

@@ -19,14 +19,16 @@ from rlforge.continuous.market.accounts import charged, dollars, granted
 
 def lmsr_cost(liquidity: float, own: float, other: float) -> float:
     """C(q)."""
-    most = max(own, other)  # the larger exponent, factored out against overflow
+    # The larger exponent is factored out against overflow.
+    most = max(own, other)
     return most + liquidity * math.log1p(math.exp((min(own, other) - most) / liquidity))
 
 
 def lmsr_price(liquidity: float, own: float, other: float) -> float:
     """The price of the outcome, between 0 and 1."""
     gap = (other - own) / liquidity
-    if gap > 0:  # then e^gap may overflow
+    if gap > 0:
+        # Here e^gap may overflow.
         tail = math.exp(-gap)
         return tail / (1 + tail)
     return 1 / (1 + math.exp(gap))

@@ -116,7 +116,7 @@ class ShareDesk:
             # At least 1: an investment of 0 would say that no money was at stake.
             profit, basis = sale.received - kept, max(1, sale.basis)
             self._books.settle(sale.agent, sale.ticket, profit, basis, sale.opened)
-        # The rest of the pool: the subsidy, less what traders have won of it.
+        # The house paid the subsidy, so it gets what traders have left of the pool.
         self._books.house += market.pool
         del self._books.predictions[market.id]
 

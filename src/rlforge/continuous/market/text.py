@@ -98,7 +98,7 @@ def _described(state: Json, *, brief: bool, most: int | None) -> str:
     held, reported, other = _markets(state, brief=brief)
     shown: dict[str, list[str]] = {kind: [] for kind in _TITLES}
     left_out: Counter[str] = Counter()
-    # The line that counts what is left out takes room as well.
+    # The line that counts what is left out needs 80 characters at most.
     room = math.inf if most is None else most - len(top) - 80
     # What matters most comes first: what is held, then what is known, then what is old.
     for kind, lines in (
@@ -112,7 +112,8 @@ def _described(state: Json, *, brief: bool, most: int | None) -> str:
         for line in lines:
             needed = len(line) + 3 + (0 if shown[kind] else len(_TITLES[kind]) + 2)
             room = room - needed if needed <= room else -1
-            if room < 0:  # nor is what matters less shown
+            # After a line without room nothing that matters less is shown either.
+            if room < 0:
                 left_out[kind] += 1
             else:
                 shown[kind].append(line)
@@ -216,7 +217,8 @@ def _post(post: Json) -> str:
 
 
 def _line(text: str) -> str:
-    return " ".join(text.split())  # else it could look like another part of the prompt
+    # On several lines a text could look like another part of the prompt.
+    return " ".join(text.split())
 
 
 def _money(amount: float) -> str:

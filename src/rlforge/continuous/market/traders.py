@@ -134,7 +134,8 @@ class ValueTrader:
             weight = self._weights.get(post["userId"])
             if weight is not None and post["about"]:
                 sign = 1 if post["stance"] in ("YES", "UP") else -1
-                # The newest view of an account takes the place of its earlier one.
+                # The feed is oldest first, so the newest view replaces earlier ones; adding them up
+                # would count one account several times.
                 views.setdefault(post["about"], {})[post["userId"]] = sign * weight
         return {about: 1 / (1 + math.exp(-sum(odds.values()))) for about, odds in views.items()}
 
@@ -156,7 +157,7 @@ class ValueTrader:
                     continue
                 kelly = _KELLY * edge / (1 - price)
                 stake = min(kelly, _MOST) * balance - staked.get(offer["id"], 0.0)
-                # Prices in a state are rounded and may be 0.
+                # Prices in a state are rounded and may be 0, which nothing can be divided by.
                 gain = edge / max(price, 0.001)
                 if stake >= _LEAST and (best is None or gain > best[0]):
                     best = (gain, buy(offer["id"], outcome, stake))
@@ -166,7 +167,7 @@ class ValueTrader:
             sure = max(belief, 1 - belief)
             stake = 0.1 * balance
             if sure >= _SURE and ticker not in staked and stake >= _LEAST:
-                # About the return of a trend over its mean remaining time.
+                # A trend returns about 0.15 over its mean remaining time.
                 value = (2 * sure - 1) * 0.15
                 if best is None or value > best[0]:
                     best = (

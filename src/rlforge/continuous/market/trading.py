@@ -80,7 +80,7 @@ class AgentPrompter:
         if config.model.prompt_template != "board":
             template = self._prompter.template(config.model.prompt_template)
             texts = {name: getattr(template, name) for name in ("user", "later", "system")}
-            # Templates speak of a game; a market is none.
+            # Templates speak of a game, and a market is none.
             ours = {name: text.replace(ANY_GAME, _TRADER) for name, text in texts.items()}
             self._prose = replace(template, **ours)
         self._constrained = constrained and self._prose is not None
@@ -88,13 +88,15 @@ class AgentPrompter:
         self._most = market.prompt_chars
         world = World(market)
         world.join("agent")
-        self.ask(world.state("agent"))  # fails here for a room that is too small
+        # Raises at once where the room is too small.
+        self.ask(world.state("agent"))
 
     def ask(self, state: Json) -> Question:
         """The prompt of an agent that sees ``state``."""
         focus = self._compact.focus(state)
         board, most = self._compact.text(state, focus), self._most
-        while True:  # with less of the state each time, until it fits
+        # Only a written prompt can be counted, so less of the state is shown until it fits.
+        while True:
             prose = prompt(state, most) if self._prose else ""
             view = View(player_id=0, observation=prose, board=board)
             if self._prose is None:
@@ -111,7 +113,7 @@ class AgentPrompter:
             shown = len(describe(state, most))
             if self._prose is None or (most is not None and most <= _LEAST_STATE):
                 raise self._too_long(len(token_ids))
-            # As many characters less as the tokens too many have, one at least.
+            # Less by the characters of the tokens too many, and by one at least, so that it ends.
             most = max(_LEAST_STATE, shown - max(1, over * len(text) // len(token_ids)))
         legal = self._compact.actions(state, focus)
         return Question(
@@ -128,7 +130,7 @@ class AgentPrompter:
         given = read(answer)
         if given.action is not None or self._prose is not None:
             return given
-        # The compact form is read with the model's extraction, as that of a game.
+        # The compact form is read with the model's extraction, as in a game.
         found = extract(self.extraction, answer, question.legal)
         if not found.well_formed:
             return ParsedAction(action=None, feedback=found.feedback)

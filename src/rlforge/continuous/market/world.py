@@ -45,7 +45,7 @@ class World:
         self.books = Books(config)
         self._shares, self._perps = ShareDesk(self.books), PerpDesk(self.books)
         self._seed = seed
-        # One for each thing, so that what agents do changes no draw of another.
+        # One generator for each thing, so that an agent's actions change no draw of another.
         self._generators: dict[str, random.Random] = {}
         self._truth = self.generator("truth", seed)
         self._feed = Feed(self.books, self.generator("news", seed))
@@ -120,7 +120,8 @@ class World:
         if books.tick % FUNDING_INTERVAL == 0:
             self._perps.fund()
         self._perps.liquidate()
-        for market in list(books.predictions.values()):  # a copy: resolving takes one out
+        # A copy, because resolving takes a market out of the dictionary.
+        for market in list(books.predictions.values()):
             market.tick()
             if market.closes <= books.tick:
                 self._shares.resolve(market)
@@ -225,7 +226,7 @@ class World:
         for agent in self.books.agents.values():
             profit = agent.balance - cents(STARTING_BALANCE)
             agent.episode_profits.append(profit)
-            # What an agent uses up or gathers once would look like learning over the windows.
+            # Else what agents gather once, such as follows, would look like learning.
             agent.follows.clear()
             agent.trades = agent.wins = 0
 
@@ -259,7 +260,8 @@ class World:
         """Give an insider the truth, with probability ``tip_chance``."""
         if agent.kind != "insider":
             return
-        agent.tips.pop(about, None)  # of a trend that has ended
+        # The tip about a trend that has ended would be wrong.
+        agent.tips.pop(about, None)
         if agent.rng.random() < self._tip_chance:
             agent.tips[about] = {
                 "kind": "tip",

@@ -59,7 +59,7 @@ def _continuous_problems(composed: Composed[ContinuousConfig], *, keys: bool) ->
     }
     yield from of_source[config.continuous.source](composed, config)
     source = config.continuous.source
-    # Trials count outcomes of agents and of clients.
+    # Trials count outcomes only of a market's agents and of clients.
     if source in ("episodes", "store") and config.deployment.strategy == "ab_test":
         yield composed.error(
             "deployment.strategy",
@@ -129,7 +129,8 @@ def agent_problems(composed: Composed[PolicyConfig], market: MarketConfig, agent
         yield composed.error(
             "model.prompt_template", f"{name} shows a {lacking}; markets have none"
         )
-    if local_copy(config.model) is not None:  # else it is checked once the model is there
+    # A model that is not downloaded yet is checked once it is there.
+    if local_copy(config.model) is not None:
         yield from refusals(lambda: check_answers(config, market))
 
 
@@ -139,7 +140,8 @@ def check_answers(config: PolicyConfig, market: MarketConfig) -> None:
     prompter = AgentPrompter(config, market, tokenizer)
     question = prompter.ask(_fullest_state(market))
     action = "[hold]"
-    if config.model.prompt_template != "board":  # the longest trade of the forms that prompts show
+    # An answer must have room for the longest trade of the forms that prompts show.
+    if config.model.prompt_template != "board":
         kinds = {"BUY_SHARES": market.predictions > 0, "OPEN_POSITION": bool(market.tickers)}
         shown = [one for one in json_objects(forms(perpetuals=True)) if kinds.get(one["type"])]
         action = max(map(json.dumps, [*shown, NO_OP]), key=len)
@@ -189,7 +191,7 @@ def _market_problems(composed: Composed[ContinuousConfig], config: ContinuousCon
     yield from _start_problems(composed, config)
     grace = window.grace_seconds
     short = grace is not None and not config.windows_end_settled and grace < config.episode_s
-    # With less, late outcomes make a window smaller, and no more.
+    # With less completeness, late outcomes only make a window smaller.
     if short and window.completeness == 1 and window.mode == "windowed":
         yield composed.error(
             "window.grace_seconds",

@@ -31,9 +31,9 @@ def _service_problems(composed: Composed[ServingConfig], *, keys: bool, games: b
     if games and config.deployment.holdout_games:
         key, opponent = "deployment.holdout_opponent", [config.deployment.holdout_opponent]
         found = collected(opponent_problems(composed, key, opponent, eval_envs(config)))
-        # An opponent that is none cannot be checked further.
+        # An unknown opponent cannot be checked further.
         yield from found or other_problems(config)
-    # During a trial two are served.
+    # During a trial two versions are served, else one.
     needed = 3 if config.deployment.strategy == "ab_test" else 2
     if config.engine.max_loras < needed:
         yield composed.error(

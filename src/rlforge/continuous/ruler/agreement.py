@@ -47,7 +47,8 @@ def agreement(scores: Sequence[float | None], truths: Sequence[float | None]) ->
     ahead = given[pairs.better] - given[pairs.worse]
     tau = float(kendalltau(given, true).statistic)
     return Agreement(
-        kendall_tau=tau if math.isfinite(tau) else None,  # all scores are equal
+        # τ is nan where all scores are equal.
+        kendall_tau=tau if math.isfinite(tau) else None,
         pairwise_accuracy=float(np.mean((ahead > 0) + 0.5 * (ahead == 0))),
         pairs=len(pairs),
     )

@@ -114,7 +114,7 @@ def _trade(decision: Decision, target: _Target) -> dict[str, float]:
     same = [one for one in held if sign_of(one) == sign]
     mark, index = _number(offer, "markPrice"), _number(offer, "indexPrice")
     price = _number(offer, "yesPrice" if sign > 0 else "noPrice")
-    # A note outweighs the feed: an insider's is the truth.
+    # A note outweighs the feed, because an insider's note is the truth.
     advice = sign * (_mean(noted.values()) if noted else _mean(feed.values()))
     cost = _number(closed, "value") - _number(closed, "pnl")
     return {
@@ -214,7 +214,8 @@ def _number(found: Json, name: str) -> float:
         return 0.0
     try:
         return float(inside) if math.isfinite(inside) else 0.0
-    except OverflowError:  # of an int, which JSON bounds nowhere
+    except OverflowError:
+        # JSON bounds integers nowhere, and a float cannot hold all.
         return 0.0
 
 

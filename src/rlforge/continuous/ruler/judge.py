@@ -100,15 +100,18 @@ class JudgeBudget:
         self._config = config
         self.places = asyncio.Semaphore(config.max_concurrency)
         self.counts = Counter(dict.fromkeys(_COUNTS, 0))
-        self.cost: float | None = None  # dollars; None while no price is known
-        self._silent_groups = 0  # in a row
-        self.down = ""  # the reason why no more calls are made
+        # In dollars; None while no price is known.
+        self.cost: float | None = None
+        # In a row: an answer in between shows that the judge is not down.
+        self._silent_groups = 0
+        # The reason why no more calls are made.
+        self.down = ""
 
     def reserve(self, question_tokens: int) -> int:
         """Reserve a call; returns its tokens. Raises UnscoredError if the budget is too small."""
         if self.down:
             raise UnscoredError(f"the judge is down: {self.down}")
-        # The greatest cost of the call: those under way could exceed the budget together otherwise.
+        # A call reserves its greatest cost, else those under way could exceed the budget together.
         config, reserved = self._config, question_tokens + self._config.max_answer_tokens
         for name, count in (("calls", 1), ("tokens", reserved)):
             most = getattr(config, f"max_{name}")
@@ -146,7 +149,8 @@ class JudgeScorer:
     def __init__(self, config: RulerConfig, seed: int = 0, local: LocalModel | None = None) -> None:
         self._config, self._seed = config, seed
         self._backend = judge_backend(config.judge, local)
-        self._given: dict[str, float | None] = {}  # scores of the last window, by decision
+        # Scores of the last window by decision, which ``learn`` compares with the rewards.
+        self._given: dict[str, float | None] = {}
         self._cache = AnswerCache(
             Path(config.model_path, "judge.sqlite") if config.model_path else None
         )
@@ -183,7 +187,8 @@ class JudgeScorer:
     def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
         """See ``DecisionScorer``; the last scores are compared."""
         if self._config.features != STATE_ACTION:
-            return {}  # the judge saw the outcomes: it forecast nothing
+            # The judge saw the outcomes, so it forecast nothing.
+            return {}
         found = []
         for window in windows:
             scores = [self._given.get(decision.id) for decision in window.decisions]
@@ -233,7 +238,7 @@ class JudgeScorer:
             try:
                 reply = await self._backend.answer(messages, question.ids)
             except ChatError as error:
-                # Without an estimate: endpoints charge for answers only, also without text.
+                # Endpoints charge only for answers, so a failed call counts just what they report.
                 budget.settle(reserved, error)
                 problem = str(error)
                 if error.kind == "unusable":

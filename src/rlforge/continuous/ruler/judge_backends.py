@@ -46,7 +46,8 @@ class LocalJudge:
         self._model = model
         self._encoder = Encoder(model.tokenizer)
         self._params = SamplingParams(
-            temperature=config.sampling_temperature or 0.0,  # greedy, so that scores repeat
+            # Greedy by default, so that scores repeat.
+            temperature=config.sampling_temperature or 0.0,
             max_tokens=config.max_answer_tokens,
             stop_token_ids=model.stop_token_ids,
         )
@@ -63,7 +64,8 @@ class LocalJudge:
             asked = by_chat_template(messages, "", model.tokenizer)
         else:
             asked = _WITHOUT_CHAT.render(messages, "")
-        prompt = self._encoder.encode(asked)  # what agents say makes no control token
+        # The encoder makes no control token of what agents say.
+        prompt = self._encoder.encode(asked)
         # An explanation has room for half of an entry's tokens, at one character a token or more.
         letters = self._params.max_tokens // (2 * len(ids))
         grammar = json_grammar(each_in_turn(ids, letters))

@@ -62,7 +62,7 @@ class WindowMemory:
         if not len(window.rewards) or self.knows(window.id):
             return False
         if len(window.rewards) > self._most_rows:
-            # By the window, so that the draw does not depend on what was learned before.
+            # Seeded by the window, so that the draw does not depend on what was learned before.
             draw = np.random.default_rng([self._seed, zlib.crc32(window.id.encode())])
             kept = np.sort(draw.choice(len(window.rewards), self._most_rows, replace=False))
             features, rewards = window.features[kept], window.rewards[kept]
@@ -100,7 +100,8 @@ class WindowMemory:
                 names = tuple(str(name) for name in stored["names"])
                 ids, counts = stored["ids"], stored["counts"]
                 features, rewards = stored["features"], stored["rewards"]
-        except Exception as error:  # a damaged archive raises many kinds of errors
+        except Exception as error:
+            # A damaged archive raises many kinds of errors.
             raise CheckpointError(
                 f"{path} is not a readable state of a scorer ({type(error).__name__}: {error}); "
                 "remove it to start without a memory, or name another ruler.model_path"
@@ -160,7 +161,7 @@ class LearnedScorer(abc.ABC):
         forecasts = []
         if self.config.features == STATE_ACTION:
             for one in new:
-                # The outcomes are hidden, and are in no features of this kind.
+                # A forecast: rewards are hidden, and features of this kind hold no outcomes.
                 judged = self.judge(one.features, [None] * len(one.rewards))
                 if judged is not None and len(one.rewards) > 1:
                     forecasts.append(agreement(judged.values, one.rewards.tolist()))
@@ -169,7 +170,8 @@ class LearnedScorer(abc.ABC):
             try:
                 self.memory.save(self._path)
                 self._saved = self.memory.windows
-            except CheckpointError as error:  # the next call tries again
+            except CheckpointError as error:
+                # Only logged, because the next call tries again.
                 log.error("%s", error)
         return {
             "learned_windows": float(len(self.memory.windows)),
@@ -197,7 +199,7 @@ class LearnedScorer(abc.ABC):
         return self._judge(features, rewards)
 
     def _fit_once(self) -> None:
-        # To all of the memory, so that a state is a function of memory and configuration alone.
+        # All of the memory, so that a state is a function of memory and configuration alone.
         if self._fitted is not self.memory.windows:
             self._fit()
             self._fitted = self.memory.windows

@@ -48,7 +48,8 @@ class PreferenceScorer(LearnedScorer):
             return
         features = np.concatenate([window.features for window in windows])
         self._mean, self._deviation = features.mean(axis=0), features.std(axis=0)
-        self._deviation[self._deviation <= 1e-9] = 1.0  # of constant features
+        # Constant features have no deviation to divide by.
+        self._deviation[self._deviation <= 1e-9] = 1.0
         differences = []
         for window in windows:
             pairs = self._pairs(window.rewards.tolist(), window.id)
@@ -58,7 +59,8 @@ class PreferenceScorer(LearnedScorer):
         self._learned_pairs = len(rows)
         if self._learned_pairs < 2:
             return
-        # The solver needs two classes; without an intercept a pair equals its mirror image.
+        # The solver needs two classes, so half of the pairs are mirrored, which without an
+        # intercept means the same.
         mirrored = np.arange(len(rows)) % 2 == 1
         rows[mirrored] *= -1
         # Newton's method suits few features and many pairs, and converges where lbfgs does not.
@@ -71,12 +73,13 @@ class PreferenceScorer(LearnedScorer):
         pairs = self._pairs(rewards, "") if own else _NO_PAIRS
         if self._weights is None and not len(pairs):
             return None
-        # Each feature's part of each strength, [n, features].
+        # [n, features]: the parts of the strengths, for their explanations.
         contributions: Floats = np.zeros_like(features)
         if self._weights is not None:
             contributions = self._standardised(features) * self._weights
         learned = contributions.sum(axis=1)
-        games = 2 * len(pairs) / len(learned)  # of a decision, on average
+        # The games of an average decision, so that the learned model keeps its weight.
+        games = 2 * len(pairs) / len(learned)
         strengths = fit_strengths(pairs, learned, prior_games=games * MODEL_WEIGHT)
         won, lost = (
             np.bincount(side, minlength=len(learned)) for side in (pairs.better, pairs.worse)
@@ -134,7 +137,8 @@ def fit_strengths(
     if len(pairs) == 0:
         return prior.copy()
     wins = np.bincount(pairs.better, minlength=n) + prior_games / 2
-    shift = float(np.mean(prior))  # strengths are powers of e: keep them near 1
+    # Strengths are powers of e, which the shift keeps near 1.
+    shift = float(np.mean(prior))
     anchors = np.exp(np.clip(prior - shift, -_WIDEST, _WIDEST))
     strengths = anchors.copy()
     # Steps of Hunter (2004, "MM algorithms for generalized Bradley-Terry models", eq. 3), each of
@@ -157,5 +161,6 @@ def expected_wins(strengths: Floats, temperature: float) -> Floats:
         return np.full(len(strengths), 0.5)
     # Item by item: a matrix of all of them may not fit into memory.
     total = np.array([expit((own - strengths) / temperature).sum() for own in strengths])
-    scores: Floats = (total - 0.5) / (len(strengths) - 1)  # the item itself is no opponent
+    # Less the sigmoid of the item against itself, which is no opponent.
+    scores: Floats = (total - 0.5) / (len(strengths) - 1)
     return scores

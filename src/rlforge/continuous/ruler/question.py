@@ -41,7 +41,8 @@ def situation(decision: Decision) -> str:
         state, "agent", "memory", lambda note: note if note.get("kind") != "own" else None
     )
     state = _kept(state, "agent", "recentActions", _unspoken)
-    with contextlib.suppress(KeyError):  # of the state of something else than a market
+    # The state of anything but a market lacks keys that ``describe`` reads.
+    with contextlib.suppress(KeyError):
         return describe(state)
     if decision.observation:
         return decision.observation.strip()
@@ -62,7 +63,8 @@ def _unspoken(action: Json) -> Json:
     """An action of a market without the agent's words; any other answer as it is."""
     if action.get("type") not in FIELDS:
         return action
-    if PROBLEM in action:  # any field may hold words, and the reason quotes them
+    # Any field of a refused action may hold words, and the reason quotes them.
+    if PROBLEM in action:
         return {"type": action["type"], PROBLEM: "refused"}
     return {key: part for key, part in action.items() if key not in _WORDS}
 
@@ -160,7 +162,7 @@ def ask(group: Sequence[Decision], config: JudgeConfig, features: str, seed: int
         text = "\n".join([*lines[shared:], _choice(decision, features)]).strip()
         members.setdefault(_shortened(text, limit), []).append(position)
     texts = sorted(members)
-    # By content, not by the order given: an answer in the cache is found again.
+    # Shuffled by content, not by the order given, so that a cached answer is found again.
     content = hashlib.sha256("\0".join([str(seed), beginning, *texts]).encode()).digest()
     random.Random(content).shuffle(texts)
     ids = _ids(texts, seed)
@@ -184,7 +186,8 @@ def read(text: str, ids: Sequence[str]) -> dict[str, JudgeVerdict]:
     for number, entries in enumerate(reversed(answers)):
         try:
             return _verdicts(entries, ids)
-        except UnusableAnswerError as error:  # a draft's problem is of no interest
+        except UnusableAnswerError as error:
+            # The last answer's problem is told; earlier ones were drafts.
             problem = problem if number else error
     raise problem
 

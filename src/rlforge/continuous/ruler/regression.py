@@ -55,11 +55,11 @@ class RegressionScorer(LearnedScorer):
                 return None
             seen = np.array([rewards[i] for i in known], dtype=np.float64)
             predicted = np.asarray(self._make_model().fit(features[known], seen).predict(features))
-            # Of decisions with a reward by models that did not see it.
+            # A model that saw a reward would repeat it, so each is predicted by one that did not.
             folds = KFold(min(_FOLDS, len(known)), shuffle=True, random_state=self.seed % 2**32)
             one = self._make_model()
             predicted[known] = cross_val_predict(one, features[known], seen, cv=folds)
-        # By the rewards learned from, so that scores of different windows are comparable.
+        # Scaled by the rewards learned from, so that scores of windows are comparable.
         deviation = float(seen.std())
         spread = self.config.temperature * deviation if deviation > 1e-9 else 1.0
         return DecisionScores(
@@ -76,7 +76,8 @@ class RegressionScorer(LearnedScorer):
             return HistGradientBoostingRegressor(
                 max_iter=TREES,
                 l2_regularization=L2,
-                early_stopping=False,  # it would hold back a tenth of few decisions
+                # Early stopping would hold back a tenth of few decisions.
+                early_stopping=False,
                 random_state=self.seed % 2**32,
             )
         return make_pipeline(StandardScaler(), Ridge(alpha=L2))

@@ -94,4 +94,5 @@ class RULERScorer:
         try:
             return await self._scorer.score(decisions)
         finally:
-            await self._scorer.close()  # connections belong to the event loop of one call
+            # Connections belong to the event loop of one call.
+            await self._scorer.close()
