@@ -74,8 +74,7 @@ def aggregate(loss: Tensor, inputs: LossInputs, how: str, max_generation_len: in
             sum_b (1 / n_b) sum_t L_bt / N (GRPO, Shao et al. 2024, eq. 3); ``constant`` sum_bt L_bt
             / (N * max_generation_len) (Dr. GRPO, Liu et al. 2025).
     """
-    # Means differ in weights: token_mean weighs all tokens alike; sequence_mean all sequences, so
-    # tokens of long ones less; constant has weights that do not depend on lengths.
+    # token_mean weighs all tokens alike, sequence_mean those of long answers less.
     per_sequence = torch.where(inputs.mask > 0, loss, 0.0).sum(dim=1)
     if how == "token_mean":
         return per_sequence.sum() / max(1, inputs.total_tokens)

@@ -150,7 +150,7 @@ class PolicyGradient(ABC, Generic[Config]):
         ):
             return penalty
         legal, known = legal_kl(inputs.legal_logprobs, inputs.reference_legal)
-        # ``legal`` is 0 where no legal token is known, which would leave such tokens free.
+        # ``legal`` is 0 where no legal token is known: there the policy would move freely.
         return torch.where(known, legal, penalty)
 
     def _aggregate(self, per_token: Tensor, inputs: LossInputs) -> Tensor:
@@ -278,7 +278,7 @@ class ActorCritic(PolicyGradient[CriticConfig]):
                 turn_rewards(samples[where]), values[where], config.gamma, config.gae_lambda
             )
         returns = tuple(a + v for a, v in zip(advantages, values, strict=True))
-        # Not before the returns, which the critic learns in units of reward.
+        # Normalised after the returns, because the critic learns them in units of reward.
         if config.normalize_advantages:
             advantages = standardize(advantages)
         return Targets(
@@ -296,7 +296,6 @@ class ActorCritic(PolicyGradient[CriticConfig]):
         )
 
     def critic_loss(self, inputs: LossInputs) -> Tensor:
-        """Loss of the critic alone."""
         return value_loss(inputs, value_clip=None)
 
 

@@ -17,7 +17,7 @@ _WINDOW = 512
 _LOST = 5.0
 _MARGIN, _GROWTH, _BURST = 1.2, 3.0, 8
 _LONGEST_WAIT = 8.0
-# Callers ask for games every 0.1 s: a burst that holds less would cap the rate.
+# Callers ask for games every 0.1 s, so a burst of less than 0.2 s might cap the rate.
 _TICK_S = 0.2
 _SHORT = 0.7
 
@@ -221,8 +221,7 @@ class Admission:
             return self._settings.workers
         aged = math.ceil(WANTED_AGE / self._age(1))
         first = math.ceil(self._ready / self.samples_per_game)
-        # The games of a full batch must fit, however old their turns get; games beyond the slots of
-        # the engines would only wait.
+        # Games for a full batch may start at any age; more than the engines' slots would only wait.
         return max(first, min(aged, self._settings.slots or aged))
 
     @property
@@ -284,7 +283,6 @@ class Admission:
         return sum(1 for _ in takewhile(begun.__lt__, reversed(self._draw_times)))
 
     def waited(self, waiting_s: float, working_s: float) -> None:
-        """Count the learner's wait before this draw, after its work on the last batch."""
         if working_s > 0:
             self._draws += 1
             # One long wait must not start too many games for many draws.
@@ -330,7 +328,8 @@ class Admission:
     def _target(self, stored: int, lacks: int, flowing: bool) -> float:
         per_game, life, growth = self.samples_per_game, 0.0, 0.0
         if flowing:
-            # While few games have ended, those of a full batch count with a life of one update.
+            # The prior, a full batch with a life of one update, keeps the first games from deciding
+            # alone.
             sums = self._sums
             life = (self._ready + sums.lives) / (self._ready + sums.ended)
             more = self._shortage * lacks / self._ready - _LOST * self._lost
@@ -362,7 +361,7 @@ class Admission:
             # Where samples are lost, growth would add to the losses before they show.
             growth = 1.0 if self._lost > 0.03 else min(_GROWTH, target / games)
             rate = games / duration * max(_MARGIN, growth)
-            # The bound spreads games that started together further with each generation.
+            # The bound spreads games that started together, more with each generation.
             burst = max(1.0, games / _BURST, rate * _TICK_S)
             self._tokens = min(self._tokens + rate * passed, burst)
         self._since = now

@@ -26,9 +26,7 @@ _FORM = 2
 class VersionQueue(Generic[_T]):
     """Items by version: the oldest version first, random within a version.
 
-    Args:
-        version_of: Version of an item.
-        rng: Source of all random choices, which cost O(versions) each.
+    A random choice, by ``rng``, costs O(versions).
 
     Example:
         >>> queue = VersionQueue(lambda item: item[0], random.Random(0))
@@ -82,7 +80,6 @@ class VersionQueue(Generic[_T]):
         self._by_version, self._size = {}, 0
 
     def _pop(self, version: int, place: int) -> _T:
-        """Remove the item at ``place``."""
         items = self._by_version[version]
         # Only the last item leaves a list in O(1), so it takes the place of the removed one.
         items[place], items[-1] = items[-1], items[place]
@@ -357,7 +354,6 @@ class Buffer(ABC):
         self._admission.observe(Yield(samples, turns, self._admission.draws_since(game.begun)))
 
     def _stamp(self, turns: Iterable[Sample]) -> Stamp:
-        """Stamp of a game or group with these ``turns``."""
         versions = [turn.policy_version for turn in turns]
         settings, oldest, newest = self._settings, min(versions), max(versions)
         # After ``begin_anew`` no version may be trained on games of the time before.
@@ -374,7 +370,6 @@ class Buffer(ABC):
         return stamp.last < max(self.version, self._first_version)
 
     def _age_limit(self) -> float:
-        """Most updates between a game's oldest turn and the version that is trained."""
         settings = self._settings
         if settings.max_age != "auto":
             return settings.max_age * settings.wait

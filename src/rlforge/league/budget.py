@@ -16,7 +16,7 @@ class ApiBudget:
     """Counts games, requests and money of API players, and closes at ``pool.api``'s limits."""
 
     def __init__(self, config: ApiConfig, file: Path | None = None) -> None:
-        # The file is newer than the state of a resumed run: money stays spent.
+        # The counts are no part of the state that a run is resumed from: money stays spent.
         self._config, self._file = config, file
         saved = {} if file is None else read_json(file)
         players = from_json(list[ApiUsage], saved.get("players", ()))

@@ -57,8 +57,8 @@ def diverse(members: Members) -> int:
     vectors = members.payoffs(members.uids)
     apart = np.linalg.norm(vectors[:, None] - vectors[None], axis=-1).round(_DECIMALS)
     np.fill_diagonal(apart, np.inf)
-    # The two nearest versions are equally near to each other: which one leaves, the distance to the
-    # second neighbour decides, then age.
+    # The two nearest versions are equally near to each other, so the distance to the second
+    # neighbour decides, then age.
     neighbours = np.sort(apart, axis=1).tolist()
     return min(range(len(members.uids) - 1), key=neighbours.__getitem__)
 

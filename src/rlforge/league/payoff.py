@@ -94,7 +94,6 @@ class ResultTable:
         return np.array(rows, dtype=float).reshape(len(uids), len(met))
 
     def rows(self) -> dict[str, dict[str, list[int]]]:
-        """``{first: {second: [wins, draws, losses]}}``, each pair both ways, as plain data."""
         return _copied(self._rows)
 
     def load_rows(self, rows: Mapping[str, Mapping[str, Sequence[int]]]) -> None:

@@ -45,13 +45,10 @@ class ModelPool:
         policies: Mapping[str, Matchmaking] | None = None,
         budget: ApiBudget | None = None,
     ) -> None:
-        """Register the fixed opponents.
+        """Register the fixed opponents: ``fixed``, or of each of several ``policies`` its own.
 
-        Args:
-            cfg, fixed: settings and fixed opponents of a run with one policy.
-            seed: seed of the draws.
-            policies: settings of a run with several, by name; the first is the main one.
-            budget: budget of API players, which are not drawn once it is closed.
+        The first of ``policies`` is the main one. API players are not drawn once ``budget`` is
+        closed.
         """
         self._budget = budget
         self._ratings = RatingTable(cfg.rating_beta or BETA)
@@ -222,7 +219,7 @@ class ModelPool:
 
         left = {uid: weights[uid] for uid in others(weights)}
         if not any(left.values()):
-            # The mode draws API players only, and without them there would be no opponent.
+            # Else a mode that draws API players only would leave no opponent.
             left = dict.fromkeys(others(view.opponents) or others(view.everyone), 1.0)
         total = sum(left.values())
         return {uid: weight / total for uid, weight in left.items()}

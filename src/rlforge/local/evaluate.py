@@ -55,7 +55,6 @@ async def evaluate_run(
         checkpoint: ConfigError for an unknown one.
         opponents: Names as in the config, or uids of the run; None takes its own.
         games: Per environment and opponent; None takes the configured number.
-        say: Called with progress messages.
         keep: Called with the results so far, every ten seconds and on cancellation.
     """
     config = read_run(run_dir, GamesConfig)
@@ -69,7 +68,7 @@ async def evaluate_run(
         pairings = _against(pairings, [find_opponent(run_dir, name, config) for name in opponents])
     against = list(dict.fromkeys(rival for each in pairings for rival in each.opponents))
     most = max(each.env.num_players for each in pairings)
-    # Where several policies share the seats, those of the same time take the other ones.
+    # Where several policies share the seats, the others play as they were at the same time.
     seats = seated_with(run_dir, policy, config, most)
     planned = plan_evaluation(pairings, policy, games, step=step, seed=config.seed, seats=seats)
     specs = list(planned)

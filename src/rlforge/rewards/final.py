@@ -28,7 +28,6 @@ class GameTransform(Protocol):
 
     Args:
         rewards: Rewards after the transforms before this one; those of ``record`` are raw.
-        record: The finished game.
         learned: Players whose episodes are learned from: trained seats, less those that
             ``collector.filter_opponent_invalid`` leaves out.
     """
@@ -176,7 +175,6 @@ class Bounds:
             raise ValueError(f"min_r: {self.min_r} is above max_r {self.max_r}")
 
     def clip(self, reward: float) -> float:
-        """Nearest number in the interval."""
         return max(self.min_r, min(self.max_r, reward))
 
 

@@ -96,7 +96,7 @@ def is_constant(rewards: Sequence[float]) -> bool:
 
 def _centring(rewards: Sequence[float], z_score: bool) -> Callable[[float], float]:
     """Map from reward to (reward - mean) / std; to 0 where all are equal."""
-    # The deviation of equal rewards is a rounding error, by which nothing can be divided.
+    # The deviation of equal rewards is a rounding error, and division by it gives noise.
     if is_constant(rewards):
         return lambda reward: 0.0
     mean = math.fsum(rewards) / len(rewards)

@@ -76,11 +76,7 @@ class Collector:
         """Make a collector.
 
         Args:
-            config: Numbers of games at once.
             ports: None for a collector that only evaluates.
-            make_answer: Who answers in a game.
-            time_limit: Clock of ``env.timeout_s``.
-            legal_tokens: Finds the legal tokens in turns of training games.
             max_failures: Games that fail in a row, or tries of one, that end the run.
             admit: Asked before an evaluation game begins.
         """
@@ -103,7 +99,7 @@ class Collector:
         """
         ports, most = self._ports, self._config.most_games
         assert ports is not None
-        # A call before this one may have been cancelled with games under way.
+        # A cancelled call before this one may have left a count.
         self._under_way = 0
         try:
             async with asyncio.TaskGroup() as group:
@@ -165,7 +161,7 @@ class Collector:
                 if not await self._admit(spec):
                     return None
                 record = await self._play_once(spec, None)
-                # One more try: a second failure is reported.
+                # A failed game gets one more try; a second failure is reported.
                 if record.error is not None:
                     record = await self._play_once(spec, None)
             on_record(record)

@@ -68,7 +68,7 @@ class Conversation:
         )
 
     def ask(self, view: View) -> Question:
-        """The current question with its tokens; ConfigError as of ``Prompter``."""
+        """The current question with its tokens; ConfigError as in ``Prompter``."""
         room = math.inf if self._room is None else self._room
         whole = question = self._encoded(self.say(view))
         # The oldest message that is left is rewritten to tell all since the first turn. Where that
@@ -90,7 +90,6 @@ class Conversation:
         return self._prompter.reply(self._form, shown)
 
     def _encoded(self, question: Question) -> Question:
-        """``question`` with its tokens."""
         messages, last = question.messages, self._last
         prompt = self._prompter.render(self._form, messages)
         text = prompt.text
@@ -100,8 +99,8 @@ class Conversation:
         kept: list[tuple[Completion, int, int]] = []
         for number, (start, end) in spans.items():
             if number in answers:
-                # Chat templates trim answers, whose white space the engine saw, and may write the
-                # reasoning in front of the content, where the answer then begins.
+                # Chat templates trim answers, whose white space the engine saw, and may write an
+                # answer's reasoning in front of the content.
                 said = answers[number].text.strip()
                 start = min(start, max(0, start + len(text[start:end].rstrip()) - len(said)))
                 if text[start:end].strip() == said:

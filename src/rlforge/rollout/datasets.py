@@ -53,7 +53,6 @@ class AnswerEncoder:
         return (*ids, self._end)
 
     def prompt(self, prompt: Prompt) -> tuple[int, ...]:
-        """The ids of a prompt."""
         return self._encoder.encode(prompt)
 
     def text(self, ids: Sequence[int]) -> str:
@@ -75,7 +74,7 @@ def written(template: str, extraction: str, action: str) -> str:
 def _end_of_answer(tokenizer: Any, stops: frozenset[int]) -> int:
     if tokenizer.chat_template:
         said = [{"role": role, "content": "?"} for role in ("user", "assistant")]
-        # A model ends an answer with the token of its chat template, if any, not of a text's end.
+        # A chat model ends answers with a token of its template, which may not be that of a text.
         after = by_chat_template(said, "", tokenizer).markup()[-1]
         for token in tokenizer.encode(after, add_special_tokens=False):
             if token in stops:
@@ -105,7 +104,7 @@ def sample_files(run_dir: Path) -> tuple[Path, Path]:
 
 
 def has_samples(run_dir: Path) -> bool:
-    # The file of what is learned from is written last, so all are there.
+    # This file is written last, so where it is, all samples are.
     return sample_files(run_dir)[0].is_file()
 
 

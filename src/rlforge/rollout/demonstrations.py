@@ -90,7 +90,7 @@ async def make_samples(config: SftConfig, run_dir: Path, say: Say) -> Samples:
     train, validation = sample_files(run_dir)
     decode = load_decoder(config.model)
     write_batch(validation, batch_of(samples.validation), decode)
-    # The last file: ``has_samples`` takes it as a sign that all is there.
+    # Written last, because ``has_samples`` looks for this file.
     write_batch(train, batch_of(samples.train), decode)
     return samples
 
@@ -123,7 +123,7 @@ def demonstration_games(config: SftConfig) -> list[GameSpec]:
     """The games of ``data.players``: environments by weight, all line-ups equally often."""
     envs = train_envs(config)
     players = [parse_opponent(name) for name in config.data.players]
-    # No player meets itself, which takes at least as many players as seats.
+    # Where there are enough players for all seats, no player meets itself.
     lineups = [
         itertools.cycle(
             itertools.permutations(players, env.num_players)
@@ -266,8 +266,7 @@ def _answers(
             )
             tokens = encoder.answer(said(turn, env, data.answer, view), after=prompt)
             text = encoder.text(tokens)
-            # A stop token within the answer may cut off its action: such a sample is empty, and
-            # counted as left out.
+            # A stop token may cut the answer before its action: the sample is then left empty.
             read = extract(env.form.extraction, text, view.legal_actions).action == turn.action
             if index >= first:
                 yield sample_of(record, turn, index, ids, tokens if read else ())

@@ -91,8 +91,7 @@ async def play_game(
         )
 
     def cut(end_reason: EndReason, error: str, cut_by: int | None = None) -> GameRecord:
-        # Without any answer this is an error: else a wrong set-up would end every game as a draw,
-        # without a message.
+        # Without any answer it is an error: a wrong set-up must not end all games as draws.
         if not any(turn.completion.token_ids for turn in turns):
             return record(end_reason, rewards={}, cut_by=cut_by, error=error)
         # Turns of a cut game count, the cut answer included: else training would lack long games,

@@ -58,12 +58,9 @@ def plan_evaluation(
         pairings: Environments and opponents take turns, round by round.
         policy: Evaluated policy, whose seat is ``GameSpec.focus``.
         games: Per environment and opponent, rounded up to whole rounds; None: ``max_games``.
-        step: Updates before them, for their ids.
-        seed: Seed of the run.
         max_games: Most per environment, divided among the opponents in whole rounds; ConfigError
             where an opponent has none. None with ``games`` None: ``CONTINUOUS_GAMES``.
         seats: Who takes each seat for ``policy``, where several policies share them.
-        part: See ``GameSpec``.
     """
     met = [
         (pairing.env, rival, rounds)
@@ -71,7 +68,7 @@ def plan_evaluation(
         for rival, rounds in zip(pairing.rivals, _rounds(pairing, games, max_games), strict=True)
     ]
     numbers = count()
-    # A resumed run may evaluate a version again that has other weights now, under ids of its own.
+    # A resumed run may evaluate a version again with other weights: these games need other ids.
     prefix = f"eval-{part}" if part else "eval"
     for index in count():
         left = [(env, rival) for env, rival, rounds in met if index < rounds]

@@ -49,8 +49,8 @@ class LegalTokens:
     ) -> tuple[Tokens, ...]:
         known = {tokens for action in legal for tokens in self.answers(extraction, action)}
         # Entropies along an answer add up, in the mean over answers, to that of the distribution
-        # over answers. An accepted one that is not in the tree, as with reasoning, has other
-        # choices, which would count as entropy 0.
+        # over answers. An accepted answer outside the tree, as with reasoning, has other choices,
+        # which would count as entropy 0.
         if accepted and answer not in known:
             return ()
         return tuple(

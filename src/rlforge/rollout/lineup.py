@@ -58,7 +58,7 @@ def _shared(entry: EnvEntry, config: GamesConfig) -> tuple[str, list[str]]:
 
 def check_plays(policy: PolicyRef, env: EnvSpec) -> None:
     """Raise ConfigError where ``policy`` does not know the game."""
-    # Models are asked about any game, so only a scripted player may not know it.
+    # Models are asked about any game; only a scripted player may not know it.
     if policy.kind == "scripted":
         check_player(policy.path_or_name or policy.uid, env)
 
@@ -115,8 +115,7 @@ def as_played_by(config: PolicyConfig, policies: Iterable[PolicyRef]) -> dict[st
         learner=dataclasses.replace(games.learner, train="full", initial_adapter=None),
         engine=dataclasses.replace(
             games.engine,
-            # ``pool.hf`` decides how others sample, not the trained model's settings, so that they
-            # are the same in every run.
+            # Not the trained model's sampling: other models are the same yardstick in every run.
             name="transformers",
             max_tokens=own.max_tokens,
             max_model_len=own.max_model_len,
@@ -171,10 +170,7 @@ def form_of(*groups: ModelConfig | EnvEntry | PolicyEntry | ApiConfig | HfConfig
 
 
 def asked_as(config: PolicyConfig, env_id: str | None = None, policy: str = "") -> Form:
-    """How a run asks its policy in a game; any other game as its first training game.
-
-    policy: name of the policy that is asked, where there are several.
-    """
+    """How a run asks its ``policy`` in a game; any other game as its first training game."""
     if (games := config.games) is None:
         return form_of(config.model)
     envs = (*train_envs(games), *eval_envs(games))

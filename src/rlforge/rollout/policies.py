@@ -169,14 +169,10 @@ class SeatPolicies:
         stops: Sequence[int],
         others: Iterable[PolicyRef] = (),
     ) -> None:
-        """Load tokenizers.
+        """Load the tokenizers of ``others``, the other models (``hf:``) of the games.
 
-        Args:
-            config: Configuration of the run.
-            tokenizer: Tokenizer of the run's model.
-            engine: Generates for all models.
-            stops: Ids of the tokens that end an answer.
-            others: The other models (``hf:``) of the games.
+        ``tokenizer`` and ``stops``, the ids that end an answer, are those of the run's model;
+        ``engine`` generates for all.
         """
         self._config, games = config, config.games
         self._newest: dict[str, PolicyRef] = {}

@@ -56,20 +56,14 @@ class GameScheduler:
         part: int = 0,
         name: str = "",
     ) -> None:
-        """Start at the first game.
+        """Start at the first game; environments in which the policy has no seat are left out.
 
-        Args:
-            envs: Environments; one in which the policy has no seat is left out.
-            pool: Draws the opponents.
-            group_size: Games of a group.
-            seed: Seed of the run.
-            part: How often the run was resumed before.
-            name: Name of the policy, where there are several.
+        ``part``: how often the run was resumed before; ``name``: the policy, of several.
         """
         self._pool = pool
         self._name, self._part = name, part
         self._own = (name,) if name else ()
-        # After a resume, games are played again that were lost in the crash, under other ids.
+        # Games lost in a crash are played again after the resume, and need other ids.
         self._prefix = "-".join([*self._own, str(part)])
         self._envs = tuple(env for env in envs if self._seats(env))
         self._group_size = group_size
@@ -118,7 +112,6 @@ class GameScheduler:
 
     def _players(self, index: int, learner: PolicyRef) -> list[PolicyRef]:
         number = self._envs[index].num_players
-        # Where each policy takes every seat, opponents are drawn at once, whatever their seats.
         if not self._pool.limited(self._name):
             policies = self._pool.opponents(number - 1, self._name) if number > 1 else []
             if all(policy.uid == learner.uid for policy in policies):
@@ -144,7 +137,7 @@ class GameScheduler:
         return seats[position]
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters and the open group, as plain data that survives JSON."""
+        """Counters and the open group, ready for JSON."""
         return {
             "games": self._games,
             "draws": self._draws,
@@ -204,7 +197,7 @@ class GamesUnderWay:
         return lost[:count]
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """The games, as plain data that survives JSON."""
+        """The games, ready for JSON."""
         return [to_json(spec) for spec in self.specs]
 
     def load_state_dict(self, state: Iterable[dict[str, Any]]) -> None:
