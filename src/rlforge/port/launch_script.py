@@ -80,7 +80,6 @@ class _Reader:
         self._left = 50_000  # statements that may still be read
 
     def read(self, module: ast.Module) -> None:
-        """Read all statements."""
         self._block(module.body)
         # Something unknown, such as a command line, may call the functions that no statement calls.
         while self._waiting:
@@ -186,7 +185,7 @@ class _Reader:
                 before = dict(self._own)
                 ended = self._block([*body, *orelse])
                 why = f"an exception in line {node.lineno}"
-                # A name that had another value before may still have it.
+                # Where the exception came first a name still has the value that it had before.
                 for name in bound(body) if handlers else ():
                     if before.get(name, ...) not in (..., self._own.get(name)):
                         self._own[name] = Unread(source=f"{name} ({why})")

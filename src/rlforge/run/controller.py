@@ -197,8 +197,7 @@ class GameController:
         log.info("%s is saved", policy.newest.uid)
         await self._observers.saved(policy.newest)
         await self._published()
-        # The learner makes the next update while engines load this version; ``_save`` of the next
-        # one waits for that.
+        # Engines load this version during the next update; the ``_save`` after that waits for it.
         self._publication = self._group.create_task(self._publish(policy.newest))
         if self._collection.in_order:
             await self._published()

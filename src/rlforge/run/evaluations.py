@@ -36,7 +36,6 @@ class Evaluations:
     evaluation.
 
     Args:
-        collectors: Their names.
         collection: Plays and counts the games.
         observers: Measure a version that the learner holds, and hear of each result.
         published: Returns once the engines have what was saved.
@@ -157,8 +156,7 @@ class Evaluations:
         games = settings.final_games if edge and settings.final_games else settings.games
         specs = list(self._games(checkpoint, seated, games))
 
-        # The learner takes calls in order: those of observers, begun here, come before its next
-        # update, while it still holds this version.
+        # Begun here, calls of observers reach the learner before its next update.
         measured = self._group.create_task(self._observers.evaluating(checkpoint))
 
         async def evaluate() -> None:

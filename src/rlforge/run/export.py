@@ -83,7 +83,6 @@ def export_run(
         dtype: Data type of whole weights; None: that of the model.
         gguf: Write a GGUF file as well, with llama.cpp's converter.
         push: Repository of the Hugging Face hub to upload to, private unless ``public`` is set.
-        say: Called with progress messages.
     """
     from rlforge.models.load import load_tokenizer, resolve_model
 
@@ -185,7 +184,7 @@ def _disk_may_be_full(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # Not only OSError is caught: safetensors and the converter raise errors of their own.
+        # safetensors and the converter raise errors of their own.
         if isinstance(error, RlforgeError) or not says_full_disk(error):
             raise
         raise RlforgeError(f"{folder}: the disk is full; nothing was written") from error

@@ -258,7 +258,7 @@ async def _live(
     await context.actors.come_home()
     display.show(await tracker.progress.remote())
     log.info("the run is %s after %.0f s", status, wall_s)
-    # The sinks tell the user, for one, how an offline run of W&B is uploaded.
+    # A sink says, for one, how an offline run of W&B is uploaded.
     for line in lines:
         context.note(line)
     return Outcome(run_dir=context.run_dir, interrupted=not complete, summary=summary)
@@ -307,7 +307,6 @@ class _Interrupts:
         self._first: float | None = None
 
     def listen(self) -> None:
-        """Take signals from now on."""
         self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
         # The event loop takes the signals: an exception out of a signal handler could end in a
         # callback that drops it. Only the main thread can set handlers.
@@ -323,7 +322,7 @@ class _Interrupts:
         """Interrupt the run; False while there is no controller to stop."""
         if self._stop is None:
             return False
-        # RuntimeError says that the loop is closed: the run has just ended by itself.
+        # The loop is closed where the run has just ended.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._interrupt)
         return True
@@ -353,8 +352,6 @@ def prepared(
 
     Args:
         config: Configuration as the user gave it, for config.yaml.
-        plan: Plan that was made of it.
-        run_dir: Absolute path.
         command: Arguments of ``rlforge`` that start such a run, for command.txt.
     """
     # This is imported here because it loads torch, which takes seconds.

@@ -125,7 +125,6 @@ def write_checkpoint(
     """Make ``root/name`` and return its path; a failure leaves nothing behind.
 
     Args:
-        root, name: Its folder, and a name of ``step_name``.
         fill: Writes the files into the directory that it is given; its errors pass through.
         meta: JSON-ready facts for the manifest.
     """
@@ -261,7 +260,6 @@ def prune(
     """Delete all but the ``keep`` newest checkpoints; returns the paths of these.
 
     Args:
-        root, keep: Folder, and number that stays.
         protected, since: Names of others that stay, and version from which on all do.
     """
     # Versions from ``since`` on do not count: another process may be adding some.
@@ -297,7 +295,7 @@ def _order(path: Path) -> tuple[int, str]:
 def _temporary(root: Path) -> Iterator[Path]:
     """A directory in ``root``, deleted at the end."""
     owner = f"{socket.gethostname()}.{os.getpid()}"
-    # Only within one file system can a directory be renamed, so it is made in ``root``.
+    # In ``root``, because a directory can only be renamed within its file system.
     path = root / f".tmp.{owner}.{secrets.token_hex(4)}"
     path.mkdir()
     try:

@@ -240,8 +240,7 @@ def resolve_hardware(
     if config.alternate:
         _check_one_place(config, num_learners)
     if config.ray_address is not None:
-        # This machine does not show what a cluster has: GPUs are taken to be there, and can be
-        # counted only where ``num_gpus`` is given.
+        # This machine does not show what a cluster has: only GPUs in ``num_gpus`` can be checked.
         config = dataclasses.replace(config, device="cpu" if config.device == "cpu" else "cuda")
         if config.num_gpus is not None:
             check_gpus(config, num_engines, num_learners)

@@ -73,9 +73,7 @@ def push_folder(
 
     Args:
         folder, repo: From and to: ORG/NAME, or USER/NAME.
-        message: Message of the commit.
         public, kind: Visibility and kind of a repository that is made.
-        say: Called with a line on each step.
         kept: The folder outlives the call: the error says how to push it later.
     """
     from huggingface_hub import HfApi

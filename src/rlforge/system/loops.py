@@ -54,7 +54,7 @@ def wait_for(work: Coroutine[Any, Any, T], interrupt: Callable[[], bool] | None 
     def cancel() -> None:
         nonlocal left_at
         left_at = time.monotonic() + CANCEL_PATIENCE_S
-        # A loop that has just been closed raises RuntimeError: the work has ended by itself.
+        # The loop is closed where the work has just ended.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(task.cancel)
 

@@ -20,7 +20,6 @@ class WorkLog:
         self._spans: deque[Span] = deque()
 
     def add(self, span: Span) -> None:
-        """The worker computed during ``span``."""
         self._spans.append(span)
 
     def take(self) -> list[Span]:
@@ -96,13 +95,11 @@ class Utilisation:
         self._learner, self._engines, self._either = (Covered(started) for _ in range(3))
 
     def learner_worked(self, span: Span) -> None:
-        """The learner computed during ``span``."""
         self._learned = max(self._learned, span[1])
         for covered in (self._learner, self._either):
             covered.add(span)
 
     def engines_worked(self, spans: Iterable[Span]) -> None:
-        """Engines computed during ``spans``."""
         for span in spans:
             self._engines.add(span)
             self._either.add(span)
@@ -110,8 +107,7 @@ class Utilisation:
     def shares(self, now: float) -> dict[str, float]:
         """``engine_share``, ``learner_share`` and ``idle_share`` (neither) until ``now``."""
         wall = max(now - self._started, 1e-9)
-        # No span that is still to come begins before this time. To keep a sum in place of the older
-        # ones keeps the memory of long runs small.
+        # No later span begins before this time; a sum of older spans saves memory in long runs.
         for covered in (self._learner, self._engines, self._either):
             covered.settle(min(now - LATEST_REPORT_S, self._learned))
         return {

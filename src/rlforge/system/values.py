@@ -98,7 +98,7 @@ class Codec(Generic[T]):
 
 
 def _read(form: _Form, cls: type[T], data: Any) -> T:
-    # cattrs, as pyarrow above, is imported where it is used, because many commands need neither.
+    # Imported here, as pyarrow above, because many commands need neither.
     from cattrs import BaseValidationError, transform_error
 
     try:
@@ -220,7 +220,7 @@ def json_ready(data: Any) -> Any:
     if isinstance(data, Path):
         return str(data)
     if hasattr(data, "item"):
-        # A numpy scalar is none of Python's own types above.
+        # Most numpy scalars are none of the types above.
         return json_ready(data.item())
     raise TypeError(f"cannot write a {type(data).__name__} as JSON: {data!r}")
 
@@ -264,7 +264,7 @@ def json_objects(text: str) -> Iterator[dict[str, Any]]:
         try:
             found, end = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
-            # The brace is one in prose.
+            # The brace stands in prose, and begins no object.
             end, wrong = start + 1, wrong + 1
         else:
             yield found

@@ -242,7 +242,7 @@ def _create(spec: ActorSpec, place: Any, given: Mapping[str, Any]) -> Any:
 
 def _host(name: str, place: Any, run_dir: str) -> Any:
     made: Any = ray.remote(Host)
-    # So many calls may run that those that wait, as for room in the buffer, hold up no others.
+    # Calls that wait, as for room in the buffer, must hold up no others.
     options = {"name": name, "num_cpus": 0, "max_concurrency": 1000, "scheduling_strategy": place}
     return made.options(**options).remote(name, run_dir)
 
@@ -267,8 +267,7 @@ async def _places(specs: Sequence[ActorSpec]) -> dict[str, PlacementGroupSchedul
     needed = {name: spec for spec, least in alone for name in spec.actor_names[:least]}
     groups = {name: _group(spec) for name, spec in needed.items()}
     await _has_room(groups.values(), [(least, spec) for spec, least in alone], "start another node")
-    # Replicas that may be absent are placed last, else they could take the room of those without
-    # which the run cannot start.
+    # Replicas that may be absent come last, else they could take the room of those that may not.
     others = {name: spec for spec, least in alone for name in spec.actor_names[least:]}
     groups |= {name: _group(spec) for name, spec in others.items()}
     for name, group in groups.items():
@@ -311,7 +310,6 @@ def explained(
 
     Args:
         actors: None while they are starting.
-        run_dir: Run directory, with the logs.
         command: Command of ``rlforge`` that started the run.
     """
     while isinstance(error, BaseExceptionGroup):

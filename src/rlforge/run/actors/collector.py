@@ -49,7 +49,7 @@ class CollectorActor:
             time_limit=clock.timeout,
             elastic=config.hardware.elastic,
         )
-        # Libraries of games import less while transformers is not loaded, which comes next.
+        # Loaded before transformers, libraries of games import less (``statistics_hidden``).
         for env in train_envs(config):
             check_env(env)
         tokenizer = load_tokenizer(config.model)

@@ -66,7 +66,7 @@ class EngineReport:
         """
         names = ("generated_tokens", "read_tokens", "cached_tokens", "sequence_s")
         counted = dict.fromkeys(names, 0.0)
-        # A new process counts from 0: subtracting the counts of its predecessor would be wrong.
+        # A new process counts from 0, so that nothing is subtracted.
         if before is not None and not self.restarted_since(before):
             counted = {name: getattr(before.stats, name) for name in counted}
         rates = {
@@ -101,8 +101,7 @@ class EngineActor:
         self._config, self._hardware = config, hardware
         self._process = uuid4().hex
         self._loaded = asyncio.Event()
-        # In the learner's turn the card has no room: an engine that is restarted then loads at
-        # ``wake``.
+        # An engine that is restarted in the learner's turn has no room, and loads at ``wake``.
         if not turn_file(folder.path).exists():
             self._load_model()
         self._outbox: dict[str, list[Answered]] = {}
@@ -121,7 +120,7 @@ class EngineActor:
                 gpus=hardware.engine_gpus,
                 others=as_played_by(self._config, other_models(self._config)),
             )
-        # What is loaded stays, so that no garbage collection need look at it again.
+        # What is loaded stays: no garbage collection need look at it again.
         freeze_gc()
         log.info("the engine is loaded")
         self._loaded.set()
@@ -144,7 +143,7 @@ class EngineActor:
         self._engine.ask(
             (request.prompt_token_ids, request.params, policy, callers[request.ticket])
             for request in requests
-            # A request may have been cancelled, or have failed, while policies were fetched.
+            # A request may have been cancelled, or have failed, meanwhile.
             if request.ticket in callers and (policy := here[request.policy]) is not None
         )
 
@@ -156,7 +155,7 @@ class EngineActor:
             found = self._here[policy] = await self._folder.policy(policy)
             return found
         except (RlforgeError, ray.exceptions.RayError) as error:
-            # A RayTaskError has the error that says what to mend as its cause.
+            # Ray wraps the error that says what to mend.
             own = getattr(error, "cause", None) or error
             for request in requests:
                 if request.policy == policy and request.ticket in self._callers[client]:
@@ -199,8 +198,7 @@ class EngineActor:
 
     async def in_hand(self, client: str) -> list[int]:
         """Tickets of ``client`` that this process works on or has answers to."""
-        # The client has lost its connection: an earlier call of ``collect``, whose answers it would
-        # not get, must return none.
+        # The client has lost its connection: an earlier ``collect`` must not take answers along.
         self._event(client).set()
         event = self._filled[client] = asyncio.Event()
         answered = [ticket for ticket, _ in self._outbox.get(client, [])]

@@ -203,7 +203,7 @@ class FileServer:
     def agent(self, node: str, folder: RunFolder) -> Any:
         """Agent of a node, which is started at the first call."""
         if node not in self._agents:
-            # The server owns the agent, which so outlives every process whose log it sends.
+            # Made by the server, the agent outlives every process whose log it sends.
             made: Any = ray.remote(NodeAgent)
             self._agents[node] = made.options(
                 num_cpus=0, max_restarts=-1, max_concurrency=8, scheduling_strategy=on_node(node)
@@ -238,7 +238,7 @@ class FileServer:
 
     def append(self, node: str, name: str, begin: int, data: bytes) -> None:
         """Add to a log what a node's log has from the byte ``begin`` on."""
-        # An agent that was restarted may send bytes again, which must not be here twice.
+        # An agent that was restarted may send again what the log has already.
         known = self._received.get((node, name), 0)
         with (self._logs / name).open("ab") as file:
             file.write(data[max(0, known - begin) :])
@@ -266,7 +266,7 @@ class NodeAgent:
 
     def fetch(self, path: str) -> str:
         """See ``RunFolder.fetched``."""
-        # Engines that ask at once share one answer, so that a policy travels once to each node.
+        # Engines that ask at once share one answer: a policy travels once to each node.
         with self._asking:
             fetches = self._under_way.items()
             self._under_way = {asked: each for asked, each in fetches if not each.done()}
@@ -318,7 +318,7 @@ class NodeAgent:
         self._ends.set()
         self.send_logs()
         shutil.rmtree(self._folder, ignore_errors=True)
-        # The folder of another node may be beside it: then the one above both stays.
+        # The folder above is not empty while it has one of another node.
         with contextlib.suppress(OSError):
             self._folder.parent.rmdir()
 

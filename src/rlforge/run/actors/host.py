@@ -36,13 +36,11 @@ class Host:
         """Make the actor ``name`` of the class at ``path``; its constructor gets ``given``."""
         cls = resolve_name(path)
         self._made[name] = cls(**given)
-        # A class without coroutines is not made for calls side by side: one thread makes them one
-        # after the other, as a Ray actor does.
+        # Calls of a class without coroutines must not overlap: a thread makes them, as in an actor.
         if not any(inspect.iscoroutinefunction(method) for _, method in inspect.getmembers(cls)):
             self._threads[name] = ThreadPoolExecutor(1, thread_name_prefix=name)
 
     async def call(self, name: str, method: str, *arguments: Any, **named: Any) -> Any:
-        """Call a method of the actor ``name``."""
         made = self._made[name]
         if method == "__ray_ready__":
             return True
@@ -56,7 +54,7 @@ class Host:
             result = called()
             return await result if inspect.isawaitable(result) else result
         except (SystemExit, KeyboardInterrupt) as error:
-            # These would end the event loop of all actors in this process.
+            # Either would end the event loop of all actors in this process.
             raise RunError(f"{name} fails: {described(error)}") from error
 
 

@@ -266,8 +266,7 @@ class LearnerGroup:
         try:
             return (await asyncio.gather(*calls))[0]
         except ray.exceptions.RayTaskError as error:
-            # When a rank dies the others fail for want of a connection, often before Ray reports
-            # the death, which is the cause.
+            # When a rank dies the others fail, too, often before Ray reports its death, the cause.
             _, waiting = await asyncio.wait(calls, timeout=DEATH_REPORTED_S)
             ended = [call.exception() for call in calls if call.done()]
             deaths = (each for each in ended if isinstance(each, ray.exceptions.RayActorError))
@@ -277,6 +276,5 @@ class LearnerGroup:
             # A ConfigError would mean to the caller that nothing was started.
             if isinstance(own, ConfigError):
                 own = RunError(str(own))
-            # While a rank still waits for the one that failed no further call would return: Ray's
-            # error then ends the run.
+            # While a rank waits for the failed one no call would return: Ray's error ends the run.
             raise (own if isinstance(own, RlforgeError) and not waiting else cause) from None
