@@ -110,7 +110,6 @@ def make_learner(
 
     Args:
         here: Finds the place on this node of ``learner.initial_adapter``.
-        name: Name of its policy, one of several.
         beside: Learner of another policy, which shares its model and has stepped aside.
     """
     dtype = resolve_dtype(config.model.dtype, device)

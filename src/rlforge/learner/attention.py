@@ -109,8 +109,6 @@ def varlen_attention(
 
 
 class _Gathered(torch.autograd.Function):
-    """Rows by index, with their gradient in float32."""
-
     @staticmethod
     def forward(ctx: Any, rows: Tensor, index: Tensor) -> Tensor:
         """Rows [N, ...] of rows [S, ...] at index [N]."""

@@ -59,8 +59,7 @@ class Row:
 
     @property
     def input_length(self) -> int:
-        """Tokens that the model reads."""
-        # The last answer token predicts nothing, so the model does not read it.
+        """Tokens that the model reads: not the last of the answer, which predicts nothing."""
         return len(self.prompt) + max(len(self.answer) - 1, 0)
 
     @property
@@ -250,7 +249,6 @@ def collate(
         texts = [row.tokens for row in rows]
         which = list(range(len(rows)))
         if distinct:
-            # Equal texts get one number, so that they are computed once.
             numbers: dict[tuple[int, ...], int] = {}
             which = [numbers.setdefault(text, len(numbers)) for text in texts]
         input_ids, computed = _padded(dict(zip(which, texts, strict=True)), pad_token_id)

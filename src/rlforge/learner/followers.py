@@ -34,7 +34,7 @@ class Followers:
         self._config = config
         self._reference_of = reference
         self.average = None if config.average == "off" else self.copy()
-        # With a fresh adapter switched off the model is that of the start: it needs no copy.
+        # Switching off a fresh adapter gives the weights of the start, so they need no copy.
         own = reference is not None and reference.to != "average" and not fresh_adapter
         self._snapshot = self.copy() if own else None
 
@@ -78,7 +78,7 @@ class Followers:
         """Move on after update number ``updates`` of these weights."""
         config, reference = self._config, self._reference_of
         if self.average is not None:
-            # A share of u / (u + 1) kept at update u makes the plain mean of all weights so far.
+            # Keeping u / (u + 1) at update u gives the plain mean of all weights so far.
             kept = config.average_decay if config.average == "moving" else updates / (updates + 1)
             for name, parameter in self._parameters().items():
                 self.average[name].lerp_(parameter.detach(), 1.0 - kept)
@@ -110,10 +110,7 @@ class Followers:
         }
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Restore ``state_dict``.
-
-        Raises CheckpointError without an average, and for weights that do not fit.
-        """
+        """Restore a ``state_dict``; CheckpointError without an average or for unfit weights."""
         if self.average is not None and "average" not in state:
             raise CheckpointError(
                 "the learner state has no average of the weights: it was saved with "

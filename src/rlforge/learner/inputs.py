@@ -21,7 +21,6 @@ class UpdateInputs:
         behaviour [N]: Log-probs of the engine that sampled the tokens.
         proximal: Log-probs of the policy at the start of the update; an update of one optimizer
             step fills them in as it goes.
-        reference: Log-probs of the algorithm's reference.
         advantages [S]: One per sample; with a critic also ``values`` and ``returns``.
         progress: Share of the run's updates that are done.
     """

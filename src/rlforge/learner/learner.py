@@ -52,8 +52,8 @@ class Learner:
     Log-probs of the sampled tokens are computed again, at the engine's temperature. The loss covers
     every answer token, the end of the turn included, and neither prompts nor padding. The random
     state of an update (shuffling, dropout) follows from ``seed`` and ``version`` alone, so a
-    resumed run continues exactly. Ranks hold a learner each: all get the same batches and calls,
-    and make the same update (see ``Ranks``).
+    resumed run continues exactly. Each rank holds a learner, and all get the same batches and calls
+    (see ``Ranks``).
 
     Attributes:
         version: Number of the newest update, of any policy of the run.
@@ -103,7 +103,6 @@ class Learner:
             value_learning_rate: Learning rate of the critic; None: ``config.learning_rate``.
             max_nonfinite: Skipped optimizer steps in a row that end the run.
             kept_versions: Earlier adapters kept to measure the log-prob gap of their tokens.
-            name: Name of its policy, one of several.
             beside: Learner of another policy, which shares the model and has stepped aside.
 
         Raises ConfigError for options that the model or the device does not support,
@@ -148,7 +147,7 @@ class Learner:
         #: Model in training, adapter layers included.
         self.model = spec.model
         one_step = fixed and config.epochs * config.optimizer_steps == 1
-        # The policy plays without dropout: passes with it cannot give the old log-probs.
+        # The engine plays without dropout: passes with it cannot give the old log-probs.
         self._single_step = one_step and not self._policy.drops
 
     def update(self, batch: TrainBatch) -> UpdateResult:
@@ -172,7 +171,6 @@ class Learner:
                 for rows in split_rows(selection.rows, steps, generator)
             ]
         if self._single_step:
-            # Each rank has filled in only the tokens of its own passes.
             inputs.proximal.sum_(self._ranks)
         metrics = {
             **inputs.metrics,

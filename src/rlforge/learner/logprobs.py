@@ -72,7 +72,6 @@ class Head:
     chunk: int
 
     def cast(self) -> Head:
-        """Head with its weights in ``dtype``."""
         bias = None if self.bias is None else self.bias.to(self.dtype)
         return dataclasses.replace(self, weight=self.weight.to(self.dtype), bias=bias)
 
@@ -271,7 +270,6 @@ def _gradient(
     """Gradient w.r.t. the head's outputs [n, V]; overwrites ``logs`` [n, V], all log-probs.
 
     Args:
-        slope: Slope of the cap.
         of_logprobs [n, C]: Gradient w.r.t. the log-probs of ``token_ids`` [n, C].
         of_entropies: Entropies [n] and the gradient w.r.t. them.
     """

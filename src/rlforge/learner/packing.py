@@ -111,7 +111,7 @@ class Packing:
     @classmethod
     def of(cls, made: Segments, device: torch.device) -> Packing:
         segments, sizes = made.segments, made.sizes
-        # A segment attends from the beginning of its row to its end, which so counts its keys.
+        # A segment attends to its row from the beginning, so its ``end`` counts its keys.
         attended = np.array([segment.end for segment in segments])
         ends = [np.append(0, np.cumsum(counts)).astype(np.int32) for counts in (sizes, attended)]
         alone = all(segment.parent is None for segment in segments)
@@ -137,13 +137,12 @@ class Packing:
         for block in _grouped(sizes, attended):
             size, seen = sizes[block], attended[block]
             most, longest = int(size.max()), int(seen.max())
-            # Padding repeats a segment's last token, because its index must exist.
+            # Padding repeats a segment's last token, whose index exists; ``order`` leaves it out.
             query = np.minimum(np.arange(most), size[:, None] - 1)
             key = np.minimum(np.arange(longest), seen[:, None] - 1)
             queries.append(query + begins[block, None])
             keys.append(keys_of[key + begins_keys[block, None]])
             real = np.arange(most) < size[:, None]
-            # ``order`` names real queries only, so outputs of padding are never read.
             order[queries[-1][real]] = placed + np.flatnonzero(real)
             placed += real.size
             # Equal lengths need no mask, which lets torch choose a faster kernel.

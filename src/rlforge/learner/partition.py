@@ -24,10 +24,9 @@ SHARED_PER_TOKEN = 16
 def balanced(costs: Sequence[int], parts: int) -> list[list[int]]:
     """Indexes of ``costs`` dealt to ``parts`` lists whose sums are close; each is ascending.
 
-    Longest processing time first (Graham 1969, "Bounds on multiprocessing timing anomalies"): the
-    largest sum is at most 4/3 - 1/(3 parts) times the smallest possible, and exceeds the mean by
-    less than the largest cost. With fewer costs than parts some lists are empty. All machines deal
-    alike.
+    Longest processing time first (Graham 1969): the largest sum is at most 4/3 - 1/(3 parts) times
+    the smallest possible, and exceeds the mean by less than the largest cost. With fewer costs than
+    parts some lists are empty. All machines deal alike.
 
     Example:
         >>> balanced([5, 4, 3, 3], parts=2)
@@ -48,7 +47,7 @@ def deal(rows: Sequence[Row], parts: int, layout: Layout) -> list[list[Row]]:
     if layout != "shared":
         lengths = [row.input_length for row in rows]
         return [[rows[index] for index in indexes] for indexes in balanced(lengths, parts)]
-    # Rows that share a prefix go to one rank: each other rank would compute the prefix again.
+    # Ranks get neighbours, which share prefixes: each rank computes a prefix for itself.
     ordered = in_order(rows)
     lengths, shared = [row.input_length for row in ordered], shared_with_previous(ordered)
 

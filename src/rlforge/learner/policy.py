@@ -96,7 +96,6 @@ class PolicySpec:
 
     Attributes:
         model: A transformers causal LM, which is changed in place.
-        lora: Adapter that ``train: lora`` attaches.
         temperature: Temperature of the engine's sampling, above 0.
         seed: Seed of the adapter's initial weights.
         initial_value_head: Weight [1, H] and bias [1] of a critic; None: zero.
@@ -314,7 +313,7 @@ class Policy:
         self, rows: Sequence[Row], total: int, values: Tensor | None = None
     ) -> TokenLogprobs:
         """Score all ``total`` answer tokens of ``rows``; this rank's estimates fill ``values``."""
-        # The reference scores the policy's rows right after it: their passes are built once.
+        # The reference scores the same rows right after the policy: passes are built once.
         if self._scored is None or self._scored[0] is not rows:
             self._scored = rows, tuple(self.passes(rows))
         logprobs = TokenLogprobs.zeros(total, most_legal(rows), self._device)
@@ -339,7 +338,6 @@ class Policy:
 
     @torch.no_grad()
     def reference_logprobs(self, rows: Sequence[Row], total: int) -> TokenLogprobs:
-        """``logprobs`` under the reference."""
         if (weights := self.followers.reference) is not None:
             with self.followers.worn(weights):
                 return self.logprobs(rows, total)

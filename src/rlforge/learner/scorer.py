@@ -73,13 +73,11 @@ class ScorerOptions:
     """How logits are computed.
 
     Attributes:
-        temperature: Temperature of the sampling, above 0.
         use_cache: Build a KV cache in padded passes.
         autocast: Dtype that layers compute in; None: that of their weights.
         fp32_head: The head computes in float32 in any case.
         narrow: The last layer computes only positions that are read, where outputs stay the same;
             not for compiled or recomputed layers.
-        max_logits: Most logits that exist at once.
     """
 
     temperature: float

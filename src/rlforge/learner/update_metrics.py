@@ -95,11 +95,9 @@ class OptimizerStep:
 
     Attributes:
         applied: False when it was skipped as not finite.
-        trained_tokens: Trained tokens of prompts and answers.
         positions: Computed ones, ``padding`` included.
         reused: Tokens not computed again (see ``MicroBatch``).
         operations: Arithmetic (see ``Operations``).
-        metrics: Metrics of the algorithm.
     """
 
     loss: float
@@ -164,7 +162,6 @@ def _info_means(samples: Iterable[Sample]) -> dict[str, float]:
 
 
 def advantage_metrics(advantages: Tensor) -> dict[str, float]:
-    """Metrics of the advantage of each turn."""
     if not len(advantages):
         return {"advantage_mean": float("nan")}
     none = advantages.abs() < _NO_ADVANTAGE
@@ -248,10 +245,7 @@ class Operations:
 
     @classmethod
     def of(cls, model: Any, narrowed: Iterable[nn.Module] = ()) -> Operations:
-        """Counts of the modules of ``model``, adapters included.
-
-        ``narrowed`` modules compute only positions that are read.
-        """
+        """Counts of ``model`` with its adapters; ``narrowed`` modules compute only read positions."""
         head = model.get_output_embeddings()
         inside = {id(p) for p in head.parameters()}
         matrices = [each for each in _matrices(model) if id(each) not in inside]

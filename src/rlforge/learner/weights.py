@@ -117,7 +117,6 @@ def save_model(model: Any, directory: Path | None, dtype: torch.dtype) -> None:
 
 
 def save_value_head(value_head: nn.Module, directory: Path) -> None:
-    """Write the critic next to its policy."""
     state = value_head.state_dict()
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     save_file(tensors, directory / VALUE_HEAD)

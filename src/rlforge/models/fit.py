@@ -148,7 +148,6 @@ def read_shapes(file: Path) -> Shapes:
 
 
 def shapes_of(tensors: Mapping[str, Any]) -> Shapes:
-    """The shapes of tensors in memory."""
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 

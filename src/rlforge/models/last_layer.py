@@ -110,7 +110,7 @@ def _at(
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """``model`` is in evaluation mode in the block, and in its former mode afterwards."""
+    """Put ``model`` into evaluation mode in the block."""
     was_training = model.training
     model.eval()
     try:

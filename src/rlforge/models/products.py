@@ -62,10 +62,7 @@ def _fit(*tensors: Tensor) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``torch.nn.functional.linear`` by the faster library, with gradients.
-
-    x [..., I], weight [O, I], bias [O]; returns [..., O].
-    """
+    """``torch.nn.functional.linear`` by the faster library, with gradients."""
     pays = x.numel() * weight.shape[0] >= LEAST_WORK
     seen = torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
     if not pays or seen or not _fit(x, weight):

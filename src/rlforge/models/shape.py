@@ -22,11 +22,9 @@ class ModelShape:
     """A model of the Llama kind: RMS norms, grouped-query attention, gated feed-forward.
 
     Attributes:
-        hidden, ffn, vocab: Widths.
         heads, kv_heads, head_dim: Heads, and the width of one, in attention.
         tied: The output layer shares the weights of the input embedding.
         head_norms: Queries and keys are normalised per head (Qwen3).
-        qkv_bias, o_bias, mlp_bias: Which linear layers have one.
 
     Example:
         >>> known_shape("Qwen/Qwen3-1.7B-Base").parameters
