@@ -64,7 +64,7 @@ def causal_attention(
     return _packed(query, key, value, packing, scaling, gqa), None
 
 
-# Segments have other lengths in each pass, for each of which a compiled layer would compile again.
+# Segments have other lengths in each pass: a compiled layer would compile again for each.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _packed(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, scale: float | None, gqa: bool

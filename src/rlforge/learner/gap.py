@@ -75,7 +75,7 @@ class EarlierVersions:
         versions = [batch[turn.sample].policy_version for turn in selection.turns]
         wanted = min(MOST_SAMPLED, -(-len(versions) // TURNS_PER_SAMPLED))
         known = self._kept.keys() & set(versions) - {current}
-        # Enough tokens of the current version give a gap for free: the update scores them anyway.
+        # Enough turns of the current version give a gap for free: the update scores them anyway.
         if versions.count(current) >= wanted or not known:
             return {}
         version = max(known)

@@ -47,7 +47,7 @@ def deal(rows: Sequence[Row], parts: int, layout: Layout) -> list[list[Row]]:
     if layout != "shared":
         lengths = [row.input_length for row in rows]
         return [[rows[index] for index in indexes] for indexes in balanced(lengths, parts)]
-    # Ranks get neighbours, which share prefixes: each rank computes a prefix for itself.
+    # Each rank computes prefixes for itself, so it gets neighbours, which share them.
     ordered = in_order(rows)
     lengths, shared = [row.input_length for row in ordered], shared_with_previous(ordered)
 

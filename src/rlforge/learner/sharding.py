@@ -54,7 +54,7 @@ def spread_model(
     layers = decoder_layers(model, "shard_weights")
     kept = {parameter for name, parameter in model.named_parameters() if name in copies}
     for parameter in kept:
-        # FSDP moves only the weights that it spreads to the device.
+        # FSDP moves only weights that it spreads: these would stay where they are.
         parameter.data = parameter.data.to(device)
     mesh = ranks.mesh()
     # FSDP casts the weights. Autocast would keep a copy of every layer for the backward pass: the

@@ -245,7 +245,7 @@ class Operations:
 
     @classmethod
     def of(cls, model: Any, narrowed: Iterable[nn.Module] = ()) -> Operations:
-        """Counts of ``model`` with its adapters; ``narrowed`` modules compute only read positions."""
+        """Counts of ``model`` with adapters; ``narrowed`` modules compute only read positions."""
         head = model.get_output_embeddings()
         inside = {id(p) for p in head.parameters()}
         matrices = [each for each in _matrices(model) if id(each) not in inside]
@@ -278,7 +278,7 @@ class Operations:
         """
         turns = [turn for row in rows for turn in row.turns]
         tokens = sum(turn.input_length for turn in turns) - reused
-        # Attention in common prefixes counts for each row: its share is small.
+        # Attention in common prefixes counts for each row, because the error is small.
         squares = sum(row.input_length**2 for row in rows)
         linear, trained = self.left_out
         return float(
