@@ -123,7 +123,7 @@ class Windows:
         return self.grid.span(window_id)[1] + (self._config.grace_seconds or 0.0)
 
     def may_stay_open(self, window_id: str) -> int | None:
-        """Decisions that need no outcome before a window is read; None: none is waited for."""
+        """How many decisions may lack an outcome when a window is read; None: none is awaited."""
         if self._config.grace_seconds is not None or self._config.mode == "rolling":
             # A grace period is over by then, and a rolling window takes no open decisions.
             return None

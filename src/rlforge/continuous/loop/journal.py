@@ -43,7 +43,7 @@ class Entry:
 
 
 class Journal:
-    """The entries of one run, which the lock of its directory keeps other processes from."""
+    """The entries of one run; the lock of its directory keeps other processes away."""
 
     def __init__(self, path: Path) -> None:
         """Open or create ``path``; RunError when it is no journal or cannot be written."""

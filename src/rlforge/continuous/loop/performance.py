@@ -42,7 +42,7 @@ def performance(decisions: Iterable[Decision]) -> Performance:
 
 
 def is_ours(decision: Decision) -> bool:
-    """Whether the trained model took it, so that there are tokens to learn from."""
+    """Whether the trained model made the decision, so that there are tokens to learn from."""
     known = decision.completion is not None and bool(decision.completion.token_ids)
     return known and decision.metadata.learns
 

@@ -51,7 +51,7 @@ class Open:
 
 @value
 class Tick:
-    """The new decisions of a tick, the outcomes that it settled, and what was open of these."""
+    """The new decisions of a tick, its outcomes, and the open decisions that these settle."""
 
     decisions: tuple[Decision, ...]
     outcomes: tuple[DecisionOutcome, ...]
@@ -107,7 +107,7 @@ class SimulationState:
 class Population:
     """Runs the ticks of a ``SimulationState``.
 
-    record: called with each tick, which is safe when it returns. recorded: decisions of an earlier
+    record: called with each tick, and writes it to disk. recorded: decisions of an earlier
     process, by id: their ticks are repeated without asking.
     """
 

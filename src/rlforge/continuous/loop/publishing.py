@@ -21,7 +21,7 @@ _DAY = 24 * 3600.0
 
 
 class DailyPush:
-    """Replaces the dataset ``store.push``, if any, from ``store.push_hour`` on."""
+    """Replaces the dataset ``store.push``, if any, once a day from ``store.push_hour`` on."""
 
     def __init__(
         self,

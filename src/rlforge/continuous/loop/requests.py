@@ -97,7 +97,7 @@ class AnswerLog:
         return True
 
     def finish(self) -> None:
-        """Move the answers whose outcome a former process wrote, and no more."""
+        """Move the answers whose outcome a former process wrote before it died."""
         rows = self._run("SELECT id FROM answers WHERE reward IS NOT NULL ORDER BY rewarded_at")
         for (answer_id,) in rows:
             self._move(answer_id)

@@ -56,7 +56,7 @@ class Driver(ABC):
         return
 
     async def close(self) -> None:
-        """Stop."""
+        """End what runs in the background."""
         return
 
 

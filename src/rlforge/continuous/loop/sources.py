@@ -194,7 +194,7 @@ async def _market(run: _Recording) -> AsyncIterator[Source]:
 
 
 def next_by_clock(windows: Windows, now: float, done: str | None) -> str:
-    """The window of ``now``, then what follows ``done``."""
+    """The window of ``now``, or the one that follows ``done``."""
     if done is None:
         return windows.grid.id_of(now)
     following = windows.grid.after(done)

@@ -18,7 +18,7 @@ from rlforge.continuous.market.accounts import charged, dollars, granted
 
 
 def lmsr_cost(liquidity: float, own: float, other: float) -> float:
-    """C(q)."""
+    """C(q), which the market maker was paid."""
     # The larger exponent is factored out against overflow.
     most = max(own, other)
     return most + liquidity * math.log1p(math.exp((min(own, other) - most) / liquidity))

@@ -201,7 +201,7 @@ _TRADERS: dict[str, type[Trader]] = {
 
 
 def make_trader(kind: str, config: MarketConfig, rng: random.Random) -> Trader:
-    """A trader of a ``TraderKind``, which ``rng`` and states alone move."""
+    """A trader of a ``TraderKind``, whose actions depend on ``rng`` and states alone."""
     return _TRADERS[kind](config, rng)
 
 

@@ -84,7 +84,7 @@ class LocalJudge:
         return ChatReply(text=completion.text, used=used)
 
     async def close(self) -> None:
-        """Nothing: the engine belongs to the caller."""
+        """Do nothing: the engine belongs to the caller."""
 
 
 def check_endpoint(config: JudgeConfig) -> Endpoint:

@@ -120,7 +120,7 @@ class AnswerIds:
 
 
 def network(host: str) -> str:
-    """An address; of IPv6 the /64."""
+    """An address, or of IPv6 its /64 network."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
