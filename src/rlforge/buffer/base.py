@@ -94,7 +94,7 @@ class Stamp(NamedTuple):
 
     Attributes:
         last: The last version.
-        old: Whether it follows from the age of the oldest turn, not of the newest.
+        old: Whether ``last`` follows from the age of the oldest turn, not of the newest.
         turns: Turns of the game or group.
     """
 

@@ -139,7 +139,7 @@ def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
 def seated_with(
     run_dir: Path, policy: PolicyRef, config: GamesConfig, seats: int
 ) -> list[PolicyRef]:
-    """Which version has each of ``seats`` seats where ``policy`` is evaluated."""
+    """The version at each of ``seats`` seats where ``policy`` is evaluated."""
     if policy.name not in entries(config):
         return [policy] * seats
     saved = [path.name for path in list_checkpoints(RunPaths(root=run_dir).checkpoints)]

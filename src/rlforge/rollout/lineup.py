@@ -95,7 +95,7 @@ def other_models(config: PolicyConfig) -> dict[PolicyRef, str]:
 
 
 def as_played_by(config: PolicyConfig, policies: Iterable[PolicyRef]) -> dict[str, GamesConfig]:
-    """By uid, for each other model of ``policies``: ``config`` as if that were the run's."""
+    """``config`` as if each other model of ``policies`` were the run's, by uid."""
     named = {one.uid: one.path_or_name for one in policies if one.kind == "hf"}
     if not named or (games := config.games) is None:
         return {}
@@ -115,8 +115,8 @@ def as_played_by(config: PolicyConfig, policies: Iterable[PolicyRef]) -> dict[st
         learner=dataclasses.replace(games.learner, train="full", initial_adapter=None),
         engine=dataclasses.replace(
             games.engine,
-            # Not the trained model's sampling: other models are the same yardstick in every run.
             name="transformers",
+            # Not the trained model's sampling: other models are the same yardstick in every run.
             max_tokens=own.max_tokens,
             max_model_len=own.max_model_len,
             max_parallel_seq=own.max_parallel_seq,

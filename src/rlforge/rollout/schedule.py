@@ -164,7 +164,7 @@ class GamesUnderWay:
 
     @property
     def specs(self) -> list[GameSpec]:
-        """Their specs, oldest first."""
+        """Specs of the games, oldest first."""
         return [spec for _, spec in self._games.values()]
 
     def begin(self, collector: str, specs: Iterable[GameSpec]) -> None:
