@@ -103,7 +103,7 @@ def _last_line(text: str) -> str | None:
 
 
 def _json(text: str) -> str | None:
-    """The last JSON object; of one with nothing but an ``action``, that."""
+    """The last JSON object, or its ``action`` where it holds nothing else."""
     objects = [*json_objects(text)]
     if not objects:
         return None

@@ -177,7 +177,7 @@ def _among(control: frozenset[int], ids: Sequence[int]) -> list[int]:
 
 
 def _divided(prompt: Prompt, texts: str) -> Iterable[str]:
-    """The text, cut inside each text of a control token that is not of the markup alone."""
+    """The text, cut inside each name of a control token that touches a content."""
     begin = 0
     for found in re.finditer(texts, prompt.text):
         first, last = found.span(1)

@@ -50,7 +50,7 @@ def _liars_dice(env: Any, player: int) -> list[str]:
 
 
 def _breakthrough(env: Any, player: int) -> list[str]:
-    """May be empty: in this variant a player without a legal move loses."""
+    """Legal moves; in this variant a player without any loses."""
     board, size = env.state.game_state["board"], env.board_size
     own, other, forward = ("W", "B", 1) if player == 0 else ("B", "W", -1)
 

@@ -332,7 +332,7 @@ class _Chat:
         return chat_text(said, self.tokenizer, tools, arguments)
 
     def with_reasoning_apart(self, text: str) -> _Chat:
-        """A form without reasoning in contents that is written as ``text``, too; else self."""
+        """The chat with reasoning outside of contents, if that writes ``text``, too; else self."""
         if any(map(_reasons, self.messages)):
             # A template may cut a content at ``</think>``, which its stand-in lacks. So the
             # reasoning gets a field of its own, or is left out, if the template then writes the
@@ -379,7 +379,7 @@ class _Chat:
         return Prompt(text=written, contents=tuple(contents))
 
     def _changed(self, index: int, given: Any, change: _Change) -> Any:
-        """``given`` with another text for each in it that is more than plain words."""
+        """``given``, with ``change`` made to each text in it that is more than plain words."""
         if isinstance(given, str):
             return given if self._is_plain(given, _WORDS) else change(index, given)
         if isinstance(given, Mapping):

@@ -291,7 +291,7 @@ def _bets(state: pyspiel.State) -> list[pyspiel.PlayerAction]:
 def _hand(state: pyspiel.State, player: int) -> Hand | None:
     game = state.get_game()
     name, players = game.get_type().short_name, game.num_players()
-    # Cards are numbered from the lowest rank: J, Q, K for two players, lower ranks for more.
+    # OpenSpiel numbers cards from the lowest rank: J, Q, K for two players, lower ranks for more.
     ranks = "23456789TJQKA"[-(players + 2) : -1]
     if name == "kuhn_poker":
         dealt = [entry.action for entry in state.full_history() if entry.player < 0]

@@ -38,7 +38,7 @@ class OneTurn(Template):
 
 @value
 class TextAndFormat(Extractor):
-    """An extraction that always passes on a text, and judges its format aside."""
+    """An extraction that always finds an action, and judges the format apart."""
 
     judge: Callable[[str], tuple[str, Mapping[str, bool]]]
 

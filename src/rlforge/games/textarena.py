@@ -136,7 +136,7 @@ class TextArenaGame(TurnGame):
         self, rewards: Mapping[int, float], reason: EndReason, invalid_by: int | None
     ) -> None:
         super()._finish(rewards, reason, invalid_by)
-        # Breaks the cycle state -> hook -> state, so that the environment is freed at once.
+        # Dropping the hook ends the cycle state -> hook -> state: the environment is freed at once.
         vars(self._bare.state).pop("set_invalid_move", None)
         del self._env, self._bare
 

@@ -28,8 +28,8 @@ class _ExpiredError(CancelledError):
 def _take_delivery(thread_id: int) -> None:
     """Swallow an exception that was sent to this thread and may not have arrived yet."""
     try:
-        # Revoking it (with NULL) leaves CPython 3.11 polling for it for ever: a thread that is
-        # traced, by a debugger or coverage, then hangs.
+        # Revoking the exception (with NULL) leaves CPython 3.11 polling for it for ever: a thread
+        # that is traced, by a debugger or coverage, then hangs.
         _set_async_exc(thread_id, _ExpiredError)
         while True:
             time.sleep(0)

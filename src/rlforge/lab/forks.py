@@ -274,7 +274,7 @@ async def continuations(
             said = Completion(text=action, finish_reason="scripted", policy_uid=FORCED)
             turn = dataclasses.replace(record.turns[start.turn - 1], completion=said, action=action)
             past = (*past, dataclasses.replace(turn, legal=True, well_formed=True))
-        # Answers are drawn by game id, so continuations with the same id would be alike.
+        # Answers in a group are drawn by game id, so continuations with one id would be alike.
         return dataclasses.replace(
             record.spec,
             game_id=f"{origin}@{start.turn}-{next(numbers)}",
@@ -303,7 +303,7 @@ async def continuations(
 def _seated(
     run_dir: Path, config: GamesConfig, spec: GameSpec, seat: Seat, name: str | None
 ) -> Seat:
-    """Seat who plays on, untrained. name: None is the policy of the game."""
+    """The seat as it plays on, untrained. name: None is the policy of the game."""
     policy = seat.policy
     if name is None and policy.kind == "checkpoint" and is_step_name(policy.uid):
         try:

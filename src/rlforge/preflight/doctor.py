@@ -80,7 +80,7 @@ class Report:
 
     @property
     def wrong(self) -> bool:
-        """The configuration, or the model that it names, would be wrong on every machine."""
+        """Whether the configuration, or its model, would be wrong on every machine."""
         wrong = (one.what for one in self.findings if one.state == "problem")
         return not {"configuration", "model"}.isdisjoint(wrong)
 

@@ -261,7 +261,7 @@ def _env_problems(composed: Composed[GamesConfig]) -> Problems:
 def _template_problems(
     composed: Composed[GamesConfig], key: str, spec: EnvSpec, view: View
 ) -> Problems:
-    """Find templates that need what the game, seen first as ``view``, has not: a board, turns."""
+    """Find templates that need what the game lacks, as a board. view: its first one."""
     prompter = Prompter(None, composed.config.prompts)
     words = not prompter.template(spec.form.template).shows_boards_only
     if words and _reads_boards(composed.config):

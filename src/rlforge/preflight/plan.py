@@ -275,7 +275,7 @@ def with_start(config: C, run_dir: Path | None = None) -> C:
 
 
 def as_plain(plan: RunPlan[Any]) -> dict[str, Any]:
-    """The plan as JSON has it, in ``plan.json`` and of ``rlforge graph``."""
+    """The plan as plain values, for ``plan.json`` and ``rlforge graph``."""
     nodes = []
     for spec in plan.nodes:
         node: dict[str, Any] = {"name": spec.name, "kind": spec.name}

@@ -168,7 +168,7 @@ def _found(run_dir: RunDir, game: str) -> GameRecord:
 
 
 def _seats(given: Sequence[str], record: GameRecord, turn: int | None) -> dict[int, str]:
-    """Policies by seat. turn: at whose seat a name without number plays; None: none may."""
+    """Policies by seat. turn: a name without a number plays at its seat; None: each needs one."""
     seats = {}
     for text in given:
         number, equals, name = text.partition("=")

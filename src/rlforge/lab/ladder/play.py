@@ -71,7 +71,7 @@ async def play_ladder(
 
 
 def verify_ladder(file: Path) -> tuple[LadderCard, list[str]]:
-    """Compute the card of ``file`` again, and what is not here; RlforgeError where it differs."""
+    """Check a card; returns it and what cannot be checked here. RlforgeError where it differs."""
     card = read_card(file)
     games = index_games(file.parent)
     if not games:

@@ -39,7 +39,7 @@ def score_draws(
     pairs: Sequence[Sequence[float]], members: int, *, seed: int, draws: int = DRAWS
 ) -> Array:
     """Matrices (draws, n, n) that are as likely as the measured one: a bootstrap over pairs."""
-    # The Bayesian bootstrap (Rubin 1981): each pair gets a Dirichlet weight, with the prior. A
+    # In the Bayesian bootstrap (Rubin 1981) each pair gets a Dirichlet weight, with the prior. A
     # resampled mean would have no spread where every pair ended alike. K pairs count as
     # K² / (K + 4), so that a mean's variance is that of Student's t posterior,
     # s² / K · (K − 1) / (K − 3), and few pairs are not trusted too much.
@@ -90,8 +90,8 @@ def cyclic_part(odds: Array) -> Array:
         >>> cyclic_part(np.array([[0.0, 1, -1], [-1, 0, 1], [1, -1, 0]])).astype(int).tolist()
         [[0, 1, -1], [-1, 0, 1], [1, -1, 0]]
     """
-    # The combinatorial Hodge decomposition A = grad(r) + rot(A), both orthogonal (Jiang, Lim, Yao
-    # and Ye 2011; Balduzzi et al. 2018, section 3).
+    # This is the combinatorial Hodge decomposition A = grad(r) + rot(A), both orthogonal (Jiang,
+    # Lim, Yao and Ye 2011; Balduzzi et al. 2018, section 3).
     rating = odds.mean(axis=-1)
     rest: Array = odds - (rating[..., :, None] - rating[..., None, :])
     return rest
@@ -116,7 +116,7 @@ def cyclic_shares(odds: Array, noise: Array) -> Array:
 
 
 def rating_test(odds: Array, noise: Array) -> float:
-    """p-value of log-odds (n, n), n of 3 or more, of variances ``noise``, being a rating's."""
+    """p-value of a rating behind log-odds (n, n) of variances ``noise``; n is 3 or more."""
     n = len(odds)
     edges = [*combinations(range(n), 2)]
     rows, columns = zip(*edges, strict=True)
@@ -144,9 +144,9 @@ def confidence_sequence(
     The probability that any of them misses the mean is at most ``alpha``, whatever the
     distribution. Bounds are exact to 0.002, outwards.
     """
-    # The hedged capital process of Waudby-Smith and Ramdas (2024, theorem 3) with its predictable
-    # plug-in bets: a candidate is refused once a gambler against it has 1 / alpha times the
-    # capital. An ordinary interval that is looked at after every game misses far more often.
+    # This is the hedged capital process of Waudby-Smith and Ramdas (2024, theorem 3) with its
+    # predictable plug-in bets: a candidate is refused once a gambler against it has 1 / alpha times
+    # the capital. An ordinary interval that is looked at after every game misses far more often.
     x = np.asarray(scores, float)
     count = np.arange(1, len(x) + 1)
     mean = (0.5 + np.cumsum(x)) / (count + 1)

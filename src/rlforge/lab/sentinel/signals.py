@@ -168,7 +168,7 @@ class Sentinel:
         return self._judge(("exploitability", result.env_id), result.step, result.nash_conv)
 
     def met_past(self, step: int, games: int, points: float) -> list[Alarm]:
-        """Judge games against earlier versions since the start, and the newer one's points."""
+        """Judge games against earlier versions. games, points: totals, points of the newer one."""
         new, won = games - self._past[0], points - self._past[1]
         if new < 1:
             return []

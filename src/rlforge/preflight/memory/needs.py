@@ -182,7 +182,7 @@ def merged(job: LearnerJob, lora: LoraConfig) -> list[str]:
 
 
 def logits_bytes(job: LearnerJob) -> int:
-    """One chunk of logits (``rlforge.learner.logprobs``)."""
+    """Bytes of one chunk of logits (``rlforge.learner.logprobs``)."""
     # Float32 logits, a copy in log-sum-exp and one for the entropy have 4 bytes each.
     each = 12 if job.entropy else 8
     if job.lora is not None and job.adapts("lm_head"):

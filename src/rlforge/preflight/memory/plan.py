@@ -35,7 +35,8 @@ from rlforge.types import value
 USABLE = 0.95
 
 #: Bytes of a process without its tensors.
-# cuda: a usual figure, not measured here. cpu: Python with torch, transformers and Ray, measured.
+# The figure for cuda is a usual one; that for the CPU is measured, of Python with torch,
+# transformers and Ray.
 PROCESS_BYTES = {"cuda": 640 * 2**20, "cpu": 420 * 2**20}
 
 #: Tokens that vLLM reads in a step unless ``engine.vllm.max_num_batched_tokens`` is set.

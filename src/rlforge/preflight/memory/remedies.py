@@ -143,7 +143,7 @@ def _shorter_steps(config: PolicyConfig, replan: Replan) -> Changes:
 
 
 def _share_that_fits(config: PolicyConfig, replan: Replan) -> Changes | None:
-    """Nothing when the plan fits; for vLLM its share of the card that does; None if neither."""
+    """Changes that make the plan fit: none, or vLLM's share of the card; None if neither does."""
     plan, engine = replan(config), config.engine
     if not plan.excess:
         return {}
