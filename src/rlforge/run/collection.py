@@ -181,7 +181,7 @@ class Rounds(Collection):
         try:
             yield
         except BaseException:
-            # A failed update ends the run: its games must not go on meanwhile.
+            # A failed update ends the run: the games of its round must not go on meanwhile.
             round_.cancel()
             raise
         await self._record(await round_)

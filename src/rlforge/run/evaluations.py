@@ -156,7 +156,7 @@ class Evaluations:
         games = settings.final_games if edge and settings.final_games else settings.games
         specs = list(self._games(checkpoint, seated, games))
 
-        # Begun here, calls of observers reach the learner before its next update.
+        # Begun here, calls of observers reach the learner before an update changes this version.
         measured = self._group.create_task(self._observers.evaluating(checkpoint))
 
         async def evaluate() -> None:

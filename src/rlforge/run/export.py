@@ -184,7 +184,7 @@ def _disk_may_be_full(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # safetensors and the converter raise errors of their own.
+        # safetensors and the converter raise errors of their own, which are no OSErrors.
         if isinstance(error, RlforgeError) or not says_full_disk(error):
             raise
         raise RlforgeError(f"{folder}: the disk is full; nothing was written") from error

@@ -148,7 +148,7 @@ def _ask(question: Callable[[Any, int, Any], T]) -> dict[str, T]:
         for entry in filter(None, map(str.strip, entries)):
             meant = [i for i in numbers if entry == str(i) or uuids[i].startswith(entry)]
             if not meant:
-                # The entry names a slice of a GPU (MIG), and NVML lists whole GPUs here.
+                # The entry names a slice of a GPU (MIG), which is not among the whole GPUs.
                 return {}
             answers[entry] = question(pynvml, meant[0], handles[meant[0]])
     except pynvml.NVMLError:

@@ -34,7 +34,7 @@ class CollectorActor:
     def __init__(self, config: RunConfig, name: str, folder: RunFolder) -> None:
         begin(name, folder.open())
         self._name = name
-        # Actors are found by name: handles in the arguments may be invalid once Ray restarts this.
+        # Handles in the arguments may be invalid once Ray restarts this actor; names stay valid.
         self._pool: Any = find_actor("pool")
         self._buffer: Any = find_actor("buffer")
         self._tracker: Any = find_actor("tracker")

@@ -89,7 +89,7 @@ def held_at(process: str, run_dir: Path) -> str:
     def rank(frame: tuple[str, str, str]) -> int:
         return 1 if "site-packages" in frame[0] else 2 * frame[0].startswith(standard)
 
-    # A user can mend the innermost line that rlforge has called, sooner in own files than packages.
+    # A user can mend the innermost line that rlforge has called, best one in a file of their own.
     found = list[tuple[str, str, str]]()
     for thread in text.rpartition("Timeout (")[2].split("Thread 0x"):
         frames = re.findall(r'File "(.+)", line (\d+) in (.+)', thread)
