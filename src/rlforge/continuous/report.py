@@ -120,8 +120,7 @@ def _sure(before: Row, after: Row | None, key: str) -> bool:
     if over is None or after is None or before[key] is None or after[key] is None:
         return False
     return significant(
-        # A share's interval holds for any values of 0 to 1: none vary more than those that are 0 or
-        # 1.
+        # A share's interval holds for any values of 0 to 1: none vary more than zeros and ones.
         *(wilson_interval(round(one[key] * one[over]), one[over]) for one in (before, after))
     )
 

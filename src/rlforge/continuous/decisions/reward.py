@@ -55,7 +55,7 @@ class DecisionReward:
             speed=speed,
             consistency=result.win_rate,
             total=total,
-            # A tiny investment may return a thousandfold.
+            # A tiny investment may return a thousandfold, which must not outweigh all else.
             reward=min(max(total, LOW), HIGH),
         )
 
@@ -67,7 +67,7 @@ class DecisionReward:
         least, most = min(rewards), max(rewards)
         # Equal rewards may differ by rounding (0.1 + 0.2 and 0.3), which must not be scaled up.
         equal = most - least <= 1e-9 * max(1.0, abs(least), abs(most))
-        # fsum below: means of another order of the decisions are the same to the bit.
+        # fsum makes means of the same decisions in another order equal to the bit.
         if config.normalize == "minmax":
             if equal:
                 return [(LOW + HIGH) / 2] * len(rewards)

@@ -69,7 +69,7 @@ async def assembled(
         source = await stack.enter_async_context(source_of(context, policy, journal.last(), stop))
         digests = DigestChain(run_dir)
         if digests.begun:
-            # A process may have died after the line of a window that was not done.
+            # A process that died may have left the line of a window that is not done.
             digests.rewind(journal.done())
         else:
             digests.append(0, {"computed": facts(config, context.hardware)})

@@ -43,7 +43,7 @@ def communication(decisions: Sequence[Decision]) -> dict[str, float | None]:
     done = [d for d in decisions if not d.refused]
     counts = Counter(d.action["type"] for d in done)
     agents = {d.agent_id for d in decisions}
-    # Agents address news accounts as well, which are no agents.
+    # Agents address news accounts, too, which are none of them.
     inside = [other in agents for _, other in _addressed(done)]
     follows = [len(d.state["agent"]["following"]) for d in decisions]
     return {

@@ -73,7 +73,7 @@ class WindowLearner:
 
     async def restore(self, uid: str) -> Checkpoint:
         """Go on from version ``uid``, under a new number; CheckpointError if damaged."""
-        # Randomness and learning rate follow from an update's number, so none is used twice.
+        # Randomness and learning rate follow from an update's number, so no number is used twice.
         newest = list_checkpoints(self._root)[-1]
         await self._group.load_state(uid, version=checkpoint_version(newest))
         self._standing = uid
@@ -92,7 +92,7 @@ class WindowLearner:
                 log.warning("window %s: no optimizer step was finite", window_id)
                 await self.restore(parent)
                 return None
-            # Names of deployments count interrupted ones too, so a resumed run has others.
+            # Names of deployments count interrupted ones: a resumed run's digest would differ.
             samples = tuple(dataclasses.replace(sample, policy_uid="") for sample in batch.samples)
             digest = digest_of_batch(dataclasses.replace(batch, samples=samples))
             facts = {

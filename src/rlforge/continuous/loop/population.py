@@ -100,7 +100,7 @@ class SimulationState:
         }
         # The keys are the market's tickets, by which it settles decisions.
         self.open: dict[int, Open] = {}
-        # What followed a decision is known before its outcome: by id, until the market settles it.
+        # What followed a decision is known before its outcome, for which it waits here, by id.
         self.next_states: dict[str, Json] = {}
 
 

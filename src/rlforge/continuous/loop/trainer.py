@@ -85,7 +85,7 @@ class ContinuousTrainer:
 
     async def _wait_for_window(self, work: Entry) -> tuple[Entry, TrainingWindow]:
         self._say("collecting", work)
-        # A resumed run waits, too: it repeats the ticks on record, where the next window starts.
+        # A resumed run waits, too: the next window starts after the ticks that it repeats.
         await self._until_over(work.window_id)
         window = await asyncio.to_thread(self._parts.source.windows.batch, work.window_id)
         if not work.reached("collected"):

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlforge.continuous.market.books import Books
 
-# Posts that can still be commented on; all of a long run would fill the memory.
+# Only the newest posts can be commented on: all of a long run would fill the memory.
 _KEPT = 2000
 
 _SAYINGS = (

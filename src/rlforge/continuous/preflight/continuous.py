@@ -106,7 +106,7 @@ def agent_problems(composed: Composed[PolicyConfig], market: MarketConfig, agent
     """Models that cannot be asked about markets, and prompts about other games."""
     found = [*reader_problems(composed, "model.kind", "market", "markets")]
     yield from found
-    # The checks below ask a model that knows the words of markets.
+    # The checks below need a model that knows the words of markets.
     if found:
         return
     config = composed.config

@@ -341,7 +341,7 @@ class Deployer:
 
     def _copy(self, new: Deployment, source: Checkpoint, files: Mapping[str, str]) -> Path:
         versions = self.folder / VERSIONS
-        # A folder of this number exists only if the journal lost its newest entries.
+        # A folder of this number exists only if the journal lost its newest entries: it is unused.
         shutil.rmtree(versions / new.uid, ignore_errors=True)
         return write_checkpoint(
             versions,

@@ -78,7 +78,7 @@ def serve(setup: ServiceSetup, say: Say, checks: MakeChecks | None = None) -> No
         with RunLock(state_dir):
             tokens = make_tokens(state_dir)
             (state_dir / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
-        # The address may be taken, which the user learns before the engine takes minutes.
+        # The engine takes minutes to start, so an address that is taken is found out before.
         with contextlib.closing(listen(config.serve.host, config.serve.port)) as listener:
             # Imported late: Ray takes seconds, and the errors above should not wait for it.
             from rlforge.run.actors.session import ray_started

@@ -50,7 +50,7 @@ def compose_service(arguments: Sequence[str], config_dir: Path | None = None) ->
     continuous = None
     if source is not None and kind_of_run(source) is ContinuousConfig:
         run, service = read_run(source, ContinuousConfig), composed.config
-        # Groups of both are the service's, which include the changes of the command line.
+        # Groups that both have are the service's, with the changes of the command line.
         names = {field.name for field in dataclasses.fields(run)}
         shared = names & {field.name for field in dataclasses.fields(service)}
         continuous = dataclasses.replace(run, **{name: getattr(service, name) for name in shared})

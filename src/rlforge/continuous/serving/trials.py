@@ -69,7 +69,7 @@ def compare(outcomes: PairedOutcomes, *, margin: float, alpha: float, test: str)
     if not np.isfinite(difference).all():
         raise ValueError("held-out outcomes must be finite")
     shifted = difference + margin
-    # The null hypothesis is that the new version is worse, so without items it fails.
+    # The null hypothesis is that the new version is worse: without items it stands.
     if len(difference) == 0:
         p_value = 1.0
     # The tests divide by the spread, which is 0 here.
@@ -152,7 +152,7 @@ class MixtureSprt:
             self._stage = stage
         self.outcomes += 1
         self.arms[arm].add(reward)
-        # No user's name begins with a null character.
+        # Without a cluster an outcome is its own: no user's name begins with a null character.
         name = f"\0{self.outcomes}" if cluster is None else cluster
         cells = self._stages.setdefault(stage, {"current": {}, "new": {}})
         cells[arm].setdefault(name, Sum()).add(reward)
