@@ -59,7 +59,7 @@ class Extractor:
         if action is None:
             return Extraction(action="", well_formed=False, feedback=self.feedback)
         plain = "[" not in action and not action.startswith("{")
-        # A game that lists no actions is taken to want brackets, as nearly all TextArena games do.
+        # A game that lists no actions most likely wants brackets, as nearly all of TextArena.
         bracketed = not legal_actions or legal_actions[0].startswith("[")
         if self.adds_brackets and plain and bracketed:
             action = f"[{action}]"
@@ -82,7 +82,7 @@ def extract(name: str, text: str, legal_actions: Sequence[str] | None = None) ->
 def _boxed(text: str) -> str | None:
     r"""The content of the last complete ``\boxed{…}`` that is not empty; braces balance."""
     found, latest = None, -1
-    # A plain brace has an entry, too (-1), so that its end does not close the box around it.
+    # Plain braces (-1) count, so that their ends do not close the box around them.
     starts: list[int] = []
     for mark in re.finditer(r"\\boxed\{|[{}]", text):
         if mark[0] != "}":
@@ -159,7 +159,7 @@ JSON = Extractor(
         'End with your action as a JSON object. One that is no JSON is written {"action": "..."}.'
     ),
     feedback="Your last answer had no JSON object.",
-    # A market's action is a JSON object already and gets no other object around it.
+    # A market's action is a JSON object already, so none goes around it.
     write=lambda action: (
         action if any(json_objects(action)) else json.dumps({"action": action}, ensure_ascii=False)
     ),

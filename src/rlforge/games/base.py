@@ -105,8 +105,7 @@ class TurnGame(ABC):
 
     def __init__(self, env: EnvSpec, seed: int) -> None:
         self._spec = env
-        # Subclasses draw all chance events from it or override ``reseed``; else a forked game would
-        # repeat its chance.
+        # Chance comes from it, or a subclass overrides ``reseed``; else forks would repeat it.
         self._random = random.Random(seed)
         self._turn = 0
         self._view: View | None = None
@@ -147,7 +146,7 @@ class TurnGame(ABC):
 
 def reseed(game: Game, seed: int) -> None:
     """Draw the chance events that are still to come from ``seed``."""
-    # Other games of extensions have no ``reseed`` and go on with the chance of their first seed.
+    # Other games of extensions have no ``reseed`` and keep the chance of their first seed.
     if isinstance(game._made if isinstance(game, _Guarded) else game, TurnGame):
         cast("TurnGame", game).reseed(seed)
 

@@ -51,8 +51,8 @@ def grid_text(grid: Grid) -> str:
         3|O|5
         6|7|8
     """
-    # X, O and each number are one token for language models. Bars keep neighbours from becoming one
-    # token, so that a square is always at the same place of the prompt.
+    # X, O and numbers are one token each. Bars keep neighbours from becoming one, so that a square
+    # is always at the same place of the prompt.
     return "\n".join(map("|".join, _rows(grid, "X", "O", map(str, range(grid.rows * grid.cols)))))
 
 
@@ -70,7 +70,7 @@ def hand_board(hand: Hand, legal_actions: Sequence[str]) -> str:
     Leduc's public card stands between its rounds:
     ``leduc Q raise call none none K call none none [call] [raise] go``.
     """
-    # Bets not made yet are ``none``, so that prompts of a game have one length up to the actions.
+    # Bets to come are ``none``, so that prompts have one length up to the actions.
     first_slots, second_slots = _BET_SLOTS[hand.game]
     words = [hand.game, hand.card, *_padded(hand.rounds[0], first_slots)]
     if second_slots:

@@ -34,7 +34,7 @@ class Encoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        # The backend of a fast tokenizer encodes short prompts in half the time of its own method.
+        # A fast tokenizer's backend takes half the time of its own method on short prompts.
         self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         if self._backend is not None:
             # The tokenizer's file may ask for truncation or padding, which would change prompts.
@@ -43,8 +43,8 @@ class Encoder:
         self._added = {i: t for i, t in tokenizer.added_tokens_decoder.items() if _text_of(t)}
         unknown = [token for i, token in self._added.items() if i == tokenizer.unk_token_id]
         name = "".join(_folded(_text_of(token)) for token in unknown)
-        # Unknown characters become this token only if its name says so: some tokenizers use, for
-        # example, the end of the text, which means something else to the model.
+        # Only a token named so may stand for unknown characters: others, as the end of the text,
+        # would tell the model something else.
         self._unknown = tokenizer.unk_token_id if "unk" in name else None
         self._unknown_name = name
         self._template = str(tokenizer.chat_template or "")
@@ -56,8 +56,8 @@ class Encoder:
                 tried.append(chat_text(messages, tokenizer))
         self._written = frozenset(self._ids("\n".join(tried)))
         self._begin = _put_in_front(tokenizer)
-        # The neighbours of a ``single_word`` token decide whether it is found, so a part of a text
-        # may have tokens that the whole has not.
+        # Neighbours decide whether a ``single_word`` token is found: a part may have it, the whole
+        # not.
         self._fickle = any(getattr(token, "single_word", False) for token in self._added.values())
         self._control_of = lru_cache(maxsize=64)(self._find_control)
         self._added_in = lru_cache(maxsize=1024)(
@@ -93,8 +93,8 @@ class Encoder:
             for token in self._added_in(piece)
             if token in control
         ]
-        # The model was trained on prompts encoded as one text, so this is kept where it makes no
-        # other control token. Else names of control tokens in contents are cut in two.
+        # The model was trained on whole texts, so this stays one if that makes no other control
+        # token. Else names of control tokens in contents are cut in two.
         said = [prompt.text[start:stop] for _, start, stop in prompt.contents]
         if not self._fickle or not any(_among(control, self._ids(text)) for text in said):
             ids = self._ids(prompt.text)
@@ -103,8 +103,8 @@ class Encoder:
             ids = [token for part in _divided(prompt, texts) for token in self._ids(part)]
             if _among(control, ids) == wanted:
                 return ids
-        # A cut does not help where a normaliser makes a control token of other characters, or the
-        # tokenizer adds text to each part, so each content is encoded by itself.
+        # A normaliser makes control tokens of other characters, too, and some tokenizers add text
+        # to each part. Then each content is encoded alone.
         ids, end = [], 0
         for _, start, stop in prompt.contents:
             ids += self._ids(prompt.text[end:start])
@@ -163,7 +163,7 @@ def _encoder(tokenizer: Tokenizer, chat_template: str) -> Encoder:
 
 
 def encoder_of(tokenizer: Tokenizer) -> Encoder:
-    # The template is part of the key: an encoder knows the control tokens of one template only.
+    # An encoder knows the control tokens of one template, which is thus part of the key.
     return _encoder(tokenizer, str(tokenizer.chat_template))
 
 

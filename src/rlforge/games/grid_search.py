@@ -102,7 +102,7 @@ class _Search:
         if wins & playable:
             return WIN + free
         if forced := threats & playable:
-            # Two threats cannot both be blocked. The block of one is forced and uses up no depth.
+            # Two threats cannot both be blocked. A block is forced and uses up no depth.
             if forced & (forced - 1):
                 return 1 - WIN - free
             mine = me | forced
@@ -110,7 +110,7 @@ class _Search:
             return -self._value(op, mine, threats, grown, depth, -high, -low)
         if depth <= 0:
             return self._estimate(me, op, wins, threats)
-        # The next stone does not win, so the best that is left is a win with the one after it.
+        # The next stone does not win, so at best the one after it does.
         if WIN + free - 2 <= low:
             return WIN + free - 2
         key = (me, op, depth if not self._solved else 0)

@@ -26,12 +26,12 @@ _LIST = re.compile(
 
 def relisted(observation: str, legal: Sequence[str]) -> str:
     """``observation`` with the ``legal`` actions in place of its last list of moves."""
-    # Some games list the moves of a former turn or of another player, which mislead a model.
+    # Some games list moves of a former turn or another player, which mislead models.
     *_, last = [None, *_LIST.finditer(observation)]
     if last is None or set(re.findall(r"\[[^\[\]]+\]", last["moves"])) <= set(legal):
         return observation
     rest = observation[: last.start()] + observation[last.end() :].removeprefix("\n")
-    # The list goes to the end: a change in the middle would show a player all that follows again.
+    # The list goes to the end: after a change, all that follows is shown again.
     return f"{rest.rstrip()}\n\n{last['label']} {', '.join(legal) or 'none'}"
 
 
@@ -68,7 +68,7 @@ def _breakthrough(env: Any, player: int) -> list[str]:
 
 
 def _santorini(env: Any, player: int) -> list[str]:
-    # The game's stored list belongs to the next seat, which is wrong where a player tries again.
+    # The stored list is the next seat's, which is wrong where a player tries again.
     moves: str = env._get_valid_moves(player)
     return moves.split(", ") if moves else []
 

@@ -160,12 +160,9 @@ def by_chat_template(
     Contents are those of messages, and texts in ``tools``, calls of tools and ``arguments`` but for
     plain words.
 
-    Args:
-        messages: Written in the first of ``message_forms`` that the template takes.
-        opening: Text that opens each answer.
-        tokenizer: ConfigError where its template does not show what the user says last.
-        tools: Tools that the model may call, in OpenAI's form.
-        arguments: Arguments of the template, before those of ``model.chat_template_args``.
+    messages: written in the first of ``message_forms`` that the template takes; ConfigError where
+    it does not show what the user says last. opening: opens each answer. tools: in OpenAI's form.
+    arguments: precede those of ``model.chat_template_args``.
     """
     refusal: ConfigError | None = None
     ignoring: Prompt | None = None
@@ -271,7 +268,7 @@ def chat_text(
 
 @lru_cache(maxsize=8)
 def _takes_parts(tokenizer: Tokenizer, chat_template: str) -> bool:
-    # Templates of models that see images leave out a text that is not a part of a content.
+    # Templates of models that see images drop a text that is no part of a content.
     word, shown = "Qz7word", []
     for content in (word, _in_parts(word)):
         try:
@@ -334,9 +331,8 @@ class _Chat:
     def with_reasoning_apart(self, text: str) -> _Chat:
         """The chat with reasoning outside of contents, if that writes ``text``, too; else self."""
         if any(map(_reasons, self.messages)):
-            # A template may cut a content at ``</think>``, which its stand-in lacks. So the
-            # reasoning gets a field of its own, or is left out, if the template then writes the
-            # same.
+            # A template cuts a content at ``</think>``, which its stand-in lacks, so reasoning gets
+            # a field of its own, or is left out, if that writes the same.
             for kept, trim in itertools.product((True, False), _TRIMMED):
                 said = [_apart(one, trim, kept) if _reasons(one) else one for one in self.messages]
                 apart = replace(self, messages=said)
@@ -361,8 +357,7 @@ class _Chat:
         written, contents = around[0], []
         for number, after in zip(pieces[1::2], around[1:], strict=True):
             index, content = texts[int(number)]
-            # A template may trim a content, or write it as JSON, so each of these forms is looked
-            # for.
+            # A template may trim a content or write it as JSON, so all these forms count.
             trimmed = (content, content.strip(), content.lstrip(), content.rstrip())
             in_json = (
                 json.dumps(form, ensure_ascii=ascii_only)[1:-1]
@@ -371,8 +366,8 @@ class _Chat:
             )
             forms = itertools.chain(trimmed, in_json)
             found = (one for one in forms if text.startswith(f"{one}{after}", len(written)))
-            # A content that the template changed in another way stands there unchanged: the markup
-            # around it is the same for all contents.
+            # A content that is changed in another way stands there unchanged: the markup around it
+            # is the same for all.
             form = next(found, content)
             contents.append((index, len(written), len(written) + len(form)))
             written += f"{form}{after}"

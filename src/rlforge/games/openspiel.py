@@ -111,8 +111,8 @@ class OpenSpielGame(TurnGame):
                 state.apply_action(self._random.choice(state.legal_actions()))
                 self._settle_chance(state)
             returns.append(state.returns())
-        # OpenSpiel does not name teams, and roles make some during a game. Team mates have the same
-        # returns in every ending, so random endings tell who they are.
+        # OpenSpiel does not name teams, and roles make some during a game. Mates have the same
+        # returns in every ending, so random endings show them.
         telling = [each for each in returns if len(set(each)) > 1]
         if not telling:
             return {player}
@@ -240,8 +240,8 @@ def _known(state: pyspiel.State, player: int) -> str:
     if kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION:
         text = str(state)
     elif name == "coop_box_pushing":
-        # The player's own observation is one word for what is in front of it, so it sees the state,
-        # without the first line, which holds hidden moves.
+        # The player's own observation is one word, so it sees the state, without the first line,
+        # which holds hidden moves.
         text = str(state).partition("\n")[2]
     elif kind.provides_information_state_string and name not in _OBSERVED:
         text = state.information_state_string(player)

@@ -85,7 +85,7 @@ def subject_of(source: str) -> Literal["games", "market"]:
 
 
 def _source(name: str) -> Source:
-    # Imported on first use, so that a run does not load sources that it does not use.
+    # Imported on first use: a run does not load sources that it does not need.
     found = SOURCES.find(name)
     with SOURCES.trial(name):
         source: Source = found() if isinstance(found, type) else found

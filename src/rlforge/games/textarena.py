@@ -33,8 +33,8 @@ with statistics_hidden():
 
 _T = TypeVar("_T")
 
-# Word games ask NLTK for their lists again and again, which prints to stderr, and load a tagger for
-# each word and a dictionary for each game. Here downloads are silent and the rest is cached.
+# Word games ask NLTK for lists again and again, which prints to stderr, and load a tagger for each
+# word and a dictionary for each game. Here that is silent, and cached.
 if nltk := sys.modules.get("nltk"):
     fetch = partial(vars(nltk)["download"], quiet=True, print_error_to=io.StringIO())
     vars(nltk)["download"] = fetch
@@ -235,7 +235,7 @@ class _NotedRejections:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Some environments swap reason and reward, or pass unknown arguments. Only the reason is
-        # needed: an invalid move costs -1 in any case.
+        # needed: such a move costs -1.
         reason = next((a for a in (*args, *kwargs.values()) if a and isinstance(a, str)), None)
         reason = reason or "It is not valid."
         state, player = self._state, self._state.current_player_id
@@ -243,8 +243,8 @@ class _NotedRejections:
         out = getattr(state, "elimination_order", [])
         asked_again = player in out
         thrown_out = type(state).set_invalid_move(state, reason)
-        # Environments go on asking a player who was thrown out, and where none is left they look
-        # for the next one for ever.
+        # Environments ask a player who was thrown out again, for ever, and search for ever for the
+        # next one where none is left.
         if thrown_out and (asked_again or len(set(out)) == state.num_players):
             state.done = True
         return thrown_out

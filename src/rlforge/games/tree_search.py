@@ -96,7 +96,7 @@ def _state(env: EnvSpec, view: View) -> Any:
     grid = view.grid
     if grid.game == "simpletak":
         return _SimpleTak(grid)
-    # In OpenSpiel x moves first, so with equal numbers of stones it is the turn of x.
+    # In OpenSpiel x moves first, so with equal numbers of stones x is to move.
     me, op = "xo" if grid.me.bit_count() == grid.op.bit_count() else "ox"
     marks = {(1, 0): me, (0, 1): op, (0, 0): "."}
     cells = [marks[grid.me >> i & 1, grid.op >> i & 1] for i in range(grid.rows * grid.cols)]
@@ -122,7 +122,7 @@ def _bot(state: Any, simulations: int, rng: random.Random) -> Any:
     explore = game.max_utility() - game.min_utility()
     if kind.information != pyspiel.GameType.Information.PERFECT_INFORMATION:
         _require_other_worlds(state)
-        # The C++ bot breaks ties in the order of a hash, so it plays differently in every process.
+        # The C++ bot breaks ties by the order of a hash, which differs between processes.
         chance = np.random.RandomState(seeds[1])
         bot = ismcts.ISMCTSBot(
             game,
@@ -132,8 +132,7 @@ def _bot(state: Any, simulations: int, rng: random.Random) -> Any:
             random_state=chance,
             use_observation_string=not kind.provides_information_state_string,
         )
-        # The search draws worlds that the player cannot tell from the real one; else it would
-        # cheat.
+        # The search draws worlds that the player cannot tell apart; else it would cheat.
         bot.set_resampler(lambda real, seat: real.resample_from_infostate(seat, chance.uniform))
         return bot
     _require_reward_at_the_end(kind)
@@ -245,7 +244,7 @@ class _Solved(NamedTuple):
     actions: Sequence[int]
 
 
-# With the number in its key no position comes back, so a search without cycles solves them all.
+# With the number in its key no position comes back, so the search has no cycles.
 #: Number of the move, player to move, and the state in words.
 _Key = tuple[int, int, str]
 

@@ -130,8 +130,8 @@ async def analyse_game(
         for records in played.values():
             _must_have_ended(records)
         moments = _moments(record, player, played)
-        # At turns that lost the game the other actions are tried. The best of them is played again,
-        # because it was chosen by rewards that may be luck.
+        # At turns that lost the game other actions are tried. The best is played again, because the
+        # luck of a few games may have chosen it.
         moments, more = await _better_actions(record, moments, legal, samples, clock, play)
     for fork in more:
         played[fork.start.turn] += fork.records
@@ -269,7 +269,6 @@ async def continuations(
 
     def continued(start: Start) -> GameSpec:
         past = record.turns[: start.turn - 1]
-        # A given action is recorded as said by a player without a model.
         if action := start.action:
             said = Completion(text=action, finish_reason="scripted", policy_uid=FORCED)
             turn = dataclasses.replace(record.turns[start.turn - 1], completion=said, action=action)
@@ -284,7 +283,7 @@ async def continuations(
         )
 
     async with seat_policies(config, [seat.policy for seat in seats], say) as policies:
-        # No training game needs the engine, so it plays as many continuations as it can at once.
+        # No training game needs the engine, so it plays as many at once as it can.
         slots = max(config.collector.num_eval_workers, config.engine.max_parallel_seq)
         at_once = dataclasses.replace(config.collector, num_eval_workers=slots)
         collector = Collector(at_once, None, policies.for_game)

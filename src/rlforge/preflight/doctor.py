@@ -100,8 +100,7 @@ def examine(
     composed, plain = with_template(composed)
     whole, machine, guess = for_machine(composed.config, gpus_there, gpu_memory_gb)
     config = with_engines_that_start(whole, machine)
-    # Another machine has packages, keys and an engine of its own, so what is missing here is a
-    # note.
+    # Another machine has its own packages, keys and engine, so what is missing here is a note.
     assumed = not machine.here
     findings = [
         *_configuration(composed, check, assumed=assumed),
@@ -161,7 +160,7 @@ def _memory(
             found.append(_problem("engine", detail))
     if not machine.here and memory.device == "RAM":
         found.append(_note("memory", "planned in the RAM of this machine"))
-    # Parts that leave the card in turns wait in the RAM of the host, which may be too small.
+    # Parts that leave the card in turns wait in the host's RAM, which may be small.
     size, wanted = ram(), memory.plan.on_host
     detail = f"hardware.alternate moves up to {in_gib(wanted)} to the host"
     if not machine.here and wanted:
@@ -282,7 +281,7 @@ def _model(composed: Composed[Any], *, assumed: bool) -> list[Finding]:
 
 
 def _sampling(config: PolicyConfig) -> list[Finding]:
-    # Filters change what is drawn from, but not what is learned, so the ratio of both is not 1.
+    # Filters change what is drawn from, not what is learned, so a note explains the ratio.
     engine = config.engine
     filters = {"top_p": (engine.top_p, 1), "top_k": (engine.top_k, 0), "min_p": (engine.min_p, 0)}
     used = [f"engine.{name}={set_to:g}" for name, (set_to, off) in filters.items() if set_to != off]

@@ -99,8 +99,7 @@ def _needs(memory: Memory) -> Table:
     needs: tuple[Need, ...] = (plan.learner, plan.least, plan.engine)
     titles: tuple[str, ...] = ("learner", "engine, one sequence", "engine, all sequences")
     if plan.least == plan.engine:
-        # An engine that reserves its memory at the start needs the same for any number of
-        # sequences.
+        # An engine that reserves its memory at the start always needs the same.
         needs, titles = needs[:2], ("learner", "engine")
     if not plan.engine:
         needs, titles = needs[:1], titles[:1]

@@ -68,8 +68,8 @@ def memory_on(
     shape, capacity = located.shape, _capacity(hardware, found)
     if shape is None or capacity is None or not holds_model(config):
         return None
-    # The plan counts the dtype that rlforge.models.devices takes for ``auto``: bfloat16 where the
-    # GPU computes in it.
+    # The plan counts ``auto`` as rlforge.models.devices does: bfloat16 where the GPU computes in
+    # it.
     modern = all(gpu.capability >= 8 for gpu in found)
     auto = hardware.device == "cuda" and modern
     bf16 = _in_bf16(config.model, auto=auto)

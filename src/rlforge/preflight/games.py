@@ -147,8 +147,7 @@ def lineup_problems(composed: Composed[GamesConfig], *, keys: bool = True) -> Pr
             yield composed.error("eval.base", f"leaves no opponent in {env.id}; name some: {key}")
         yield from opponent_problems(composed, key, opponents, [env], keys=keys, mend=mend)
     yield from _evaluation_problems(composed)
-    # Prompts are counted by the model's tokenizer, so a model that is fetched later is checked
-    # then.
+    # Prompts are counted by the model's tokenizer: a missing model is checked later.
     if keys and local_copy(config.model) is not None:
         yield from refusals(lambda: check_room(config))
 

@@ -107,7 +107,7 @@ def make_plan(
     state = [node for node in nodes if node.actor and node.on_driver_node and not node.num_cpus]
     few = hardware.ray_address is None and (hardware.num_cpus or 0) <= FEW_CORES
     if few and len(state) > 1:
-        # Games keep a process of their own: while they hold the interpreter's lock, the state must
+        # Games keep a process of their own: they hold the interpreter's lock, and the state must
         # answer.
         nodes = tuple(
             dataclasses.replace(node, host="state") if node in state else node for node in nodes
@@ -136,8 +136,8 @@ def for_machine(
     actors = with_engines_that_start(config, here)
     asked = actors.learner.num_learners * hardware.learner_gpus
     asked = max(1, math.ceil(asked + actors.engine.num_engines * hardware.engine_gpus))
-    # Without both options the plan is for this machine, or, where the profile wants a GPU and none
-    # is here, for one with as many GPUs as the actors ask for.
+    # Without both options it is this machine, or, where a profile wants a GPU and none is here, one
+    # with as many as the actors ask for.
     note, other = None, (gpus, memory_gb) != (None, None)
     if gpus is None and memory_gb is not None:
         gpus = hardware.num_gpus or max(here.gpus, asked)
@@ -229,7 +229,7 @@ def engine_tried(config: C, hardware: HardwareConfig, machine: Machine) -> tuple
     if (reason := _not_vllm(wanted, hardware, machine)) is not None:
         return named_engine(config, "transformers"), f"transformers, not vLLM: {reason}"
     trial = f"vLLM {VLLM_VERSION} if it passes a trial at the start, else transformers"
-    # Another machine is taken to have vLLM, so only a note says that it is missing here.
+    # Another machine may have vLLM, so its lack here is only a note.
     absent = None if machine.here else lacking("cuda")
     return wanted, trial if absent is None else f"{trial}, planned: here {absent}"
 
@@ -258,7 +258,7 @@ def _divided(config: C, hardware: HardwareConfig, machine: Machine) -> C:
     memory = memory_on(machine.cards, config, locate(config.model), hardware)
     if memory is None or memory.plan.share is None:
         return config
-    # vLLM takes its share of the whole card, the plan of the part that the profile uses.
+    # vLLM's share is of the whole card, the plan's of the part that the profile uses.
     planned = memory.plan.cards[0].capacity
     own = machine.cards if config.hardware.ray_address is None else ()
     whole = min((card.memory for card in own), default=planned)

@@ -57,7 +57,7 @@ class ExactGame:
         self._game = load_game(name)
         perfect = pyspiel.GameType.Information.PERFECT_INFORMATION
         # Where nothing is hidden, a policy is taken to depend on the state alone, however it was
-        # reached, so each state is one decision. Elsewhere an information set is.
+        # reached: each is a decision. Elsewhere an information set is.
         self._open = self._game.get_type().information == perfect
         found: dict[str, Decision] = {}
         # Tables name actions as views do, and OpenSpiel needs its own numbers for them.
@@ -102,7 +102,7 @@ class ExactGame:
     def check_mixed(self) -> None:
         """Raise ConfigError for a game in which mixtures are not measured."""
         # ``nash_equilibrium`` is for two players whose rewards sum to 0. Where nothing is hidden, a
-        # state does not tell how it was reached, so no table can play as a mixture.
+        # state does not tell its history, which a mixture depends on.
         zero_sum = self._game.get_type().utility == pyspiel.GameType.Utility.ZERO_SUM
         if self._open or not zero_sum or self._game.num_players() != 2:
             raise ConfigError(
@@ -137,8 +137,8 @@ class ExactGame:
             own = reach[player] if any(reach[player]) else tuple(weights)
             row = mixed.setdefault(key, {})
             for name, action in self._numbers[key].items():
-                # A policy counts by its weight times the probability of its own actions on the way
-                # here (Kuhn 1953): with perfect recall they are the same on all ways.
+                # A policy counts by its weight times the probability of its own actions so far
+                # (Kuhn 1953): with perfect recall they are the same on all ways.
                 then = tuple(
                     weight * policy[key][action]
                     for weight, policy in zip(own, policies, strict=True)

@@ -246,8 +246,7 @@ def _counts(met: Sequence[_Met]) -> Counter[tuple[str, ...]]:
     for game in (game for each in met for pair in each.pairs for game in pair.games):
         for seat in game.spec.seats:
             outcome = game.spec.env.outcome(game.rewards, seat.player_id)
-            # Games that an invalid move ended count apart, so that a card shows what play alone
-            # won.
+            # Games that an invalid move ended count apart: they were not won by play.
             forfeit = game.invalid_by is not None and outcome != "draw"
             counts[(seat.policy.uid, outcome, *(["forfeit"] if forfeit else []))] += 1
     return counts

@@ -161,7 +161,7 @@ def _entrant(path: Path, name: str, label: str, config: GamesConfig, env: EnvSpe
 
 
 def engine_key(config: GamesConfig) -> str:
-    # Runs that agree in all of these share an engine, so that the model is held once.
+    # Runs that agree in all of these share an engine, which holds the model once.
     parts = (config.model, config.engine, config.prompts, config.pool.api, config.eval_temperature)
     return repr((*parts, config.hardware.device))
 

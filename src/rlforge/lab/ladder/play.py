@@ -110,7 +110,7 @@ def _next_round(plan: LadderPlan, played: Sequence[GameIndex]) -> Iterator[GameS
                     env=plan.entrants[0].env,
                     seed=derive_seed(rules.seed, "ladder", rules.env_id, *uids, pair),
                     purpose="eval",
-                    # Each seat is asked as its own run asks, or its prompts would be strange to it.
+                    # Each seat is asked as its own run asks, because it was trained so.
                     seats=tuple(
                         line_up(one.env, players, None)[seat] for seat, one in enumerate(entrants)
                     ),

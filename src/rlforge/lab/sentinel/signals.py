@@ -113,8 +113,8 @@ class ShiftTest:
         now.seen += 1
         if now.seen == 1:
             now.level = now.last = observed
-        # Only jumps of a score for the worse count, so that learning is no noise. They are half of
-        # all jumps, but a jump has twice the variance of a score.
+        # Only jumps for the worse count, so that learning is no noise: half of all jumps, with
+        # twice the variance of a score.
         score = self._expectation == "best"
         around = max(0.0, observed - now.last) if score else abs(observed - self._expected())
         if now.seen > self._warmup and now.variance > 0:
@@ -218,9 +218,9 @@ class Sentinel:
     def _test(self, key: tuple[str, ...]) -> ShiftTest:
         if key not in self._tests:
             shift = self._config.shift
-            # By signal: what is expected, the change that matters (half of the entropy; a share of
-            # turns; rewards; points; NashConv) and the rate of its course. Fast learning passes at
-            # these rates (benchmarks/sentinel.py says what is missed).
+            # By signal: what is expected, the change that matters (half of the entropy; turns;
+            # rewards; points; NashConv), the rate of its course, which lets fast learning pass
+            # (benchmarks/sentinel.py says what is missed).
             kinds: dict[str, tuple[Expectation, float, float]] = {
                 "entropy": ("course", -math.log(0.5), 0.07),
                 "no_advantage": ("course", 0.4, 0.07),

@@ -160,7 +160,7 @@ def _games(run: RecordedGames, say: Say) -> Check:
     missing = sorted(of_batches - set(ids)) if ids else []
     problems = [f"game {one} of a batch is missing" for one in missing]
     if run.whole and run.config.strict and ids:
-        # A digest covers all games of an update in order, so a part could not be compared.
+        # A digest covers all games of an update, so a part cannot be compared.
         problems += _noted_games(run)
     played = 0
     for record in run.records.values():
@@ -245,8 +245,7 @@ def _rewards(run: RecordedGames) -> Check:
             for sample in episode
         }
         if any(sample.origin not in run.records for sample in batch.samples):
-            # Without all its games a batch is not made again; the check of games says which are
-            # missing.
+            # Batches need all their games; the check of games says which are missing.
             continue
         checked += 1
         if pipeline.moves:

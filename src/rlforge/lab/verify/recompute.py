@@ -258,8 +258,8 @@ def check_updates(run: RecordedGames, say: Say) -> Check:
 
 
 def _stretches(run: RecordedGames) -> Iterator[tuple[Path | None, list[int]]]:
-    # A stretch ends where anything but an update changed the weights: a policy that began anew, or
-    # an action of the sentinel.
+    # A stretch ends where something else changed the weights: a policy that began anew, or an
+    # action of the sentinel.
     changed = {row["step"] for row in read_jsonl(run.paths.sentinel) if row.get("actions")}
     states = {
         step_number(name): path

@@ -207,8 +207,7 @@ def workspace_bytes(job: LearnerJob) -> int:
     gradient = GRADIENT_OF_FEED_FORWARD * shape.ffn + GRADIENT_OF_HIDDEN * shape.hidden
     in_layer = job.number * gradient * tokens
     if job.layer_checkpoints or job.module_checkpoints:
-        # The backward pass computes a layer again, or one module at a time, of which the
-        # feed-forward is larger.
+        # A layer is computed again, or one module at a time, of which the feed-forward is larger.
         again = layer_bytes(job, attention=not job.module_checkpoints)
         inputs = 2 * stream if job.layer_checkpoints and job.module_checkpoints else 0
         in_layer += (again + inputs) * tokens + made_bytes(job)

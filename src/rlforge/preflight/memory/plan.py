@@ -35,8 +35,8 @@ from rlforge.types import value
 USABLE = 0.95
 
 #: Bytes of a process without its tensors.
-# The figure for cuda is a usual one; that for the CPU is measured, of Python with torch,
-# transformers and Ray.
+# The figure for cuda is a usual one, not measured. The CPU's is Python with torch, transformers and
+# Ray.
 PROCESS_BYTES = {"cuda": 640 * 2**20, "cpu": 420 * 2**20}
 
 #: Tokens that vLLM reads in a step unless ``engine.vllm.max_num_batched_tokens`` is set.
@@ -63,8 +63,8 @@ def place(hardware: HardwareConfig, learners: int, engines: int, capacity: int) 
     """Processes that share a card: first the cards of the learner's ranks, then all others."""
     if hardware.device != "cuda":
         return (Card(learners=learners, engines=engines, count=1, capacity=capacity),)
-    # Processes that need a fraction of a card fill cards in order, as Ray packs them; others have
-    # cards of their own.
+    # Fractions of a card fill cards in order, as Ray packs them; other processes have cards of
+    # their own.
     share, sharing = hardware.engine_gpus, 0
     if hardware.learner_gpus < 1 and 0 < share < 1:
         sharing = min(engines, int((1 - hardware.learner_gpus) / share + 1e-9))
@@ -163,8 +163,8 @@ def make_plan(
     cards = place(hardware, config.learner.num_learners, config.engine.num_engines, capacity)
     per_sequence = sequence_bytes(job)
     one_each = [dataclasses.replace(other, sequences=1) for other in others]
-    # A vLLM engine takes all that is left at its start, so it must leave room for all sequences of
-    # other models.
+    # A vLLM engine takes all that is left at its start, so other models need room for all
+    # sequences.
     beside, whole = _beside(others if job.paged else one_each), _beside(others)
     room = min(
         (
