@@ -105,7 +105,8 @@ class TurnGame(ABC):
 
     def __init__(self, env: EnvSpec, seed: int) -> None:
         self._spec = env
-        # Chance comes from it, or a subclass overrides ``reseed``; else forks would repeat it.
+        # Chance comes from this generator, or a subclass overrides ``reseed``; else forks repeat
+        # it.
         self._random = random.Random(seed)
         self._turn = 0
         self._view: View | None = None

@@ -43,8 +43,8 @@ class Encoder:
         self._added = {i: t for i, t in tokenizer.added_tokens_decoder.items() if _text_of(t)}
         unknown = [token for i, token in self._added.items() if i == tokenizer.unk_token_id]
         name = "".join(_folded(_text_of(token)) for token in unknown)
-        # Only a token named so may stand for unknown characters: others, as the end of the text,
-        # would tell the model something else.
+        # Only a token with ``unk`` in its name may stand for unknown characters: others, as the end
+        # of the text, would tell the model something else.
         self._unknown = tokenizer.unk_token_id if "unk" in name else None
         self._unknown_name = name
         self._template = str(tokenizer.chat_template or "")

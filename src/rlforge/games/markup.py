@@ -162,7 +162,7 @@ def by_chat_template(
 
     messages: written in the first of ``message_forms`` that the template takes; ConfigError where
     it does not show what the user says last. opening: opens each answer. tools: in OpenAI's form.
-    arguments: precede those of ``model.chat_template_args``.
+    arguments: override those of ``model.chat_template_args``.
     """
     refusal: ConfigError | None = None
     ignoring: Prompt | None = None

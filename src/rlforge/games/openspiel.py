@@ -240,7 +240,7 @@ def _known(state: pyspiel.State, player: int) -> str:
     if kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION:
         text = str(state)
     elif name == "coop_box_pushing":
-        # The player's own observation is one word, so it sees the state, without the first line,
+        # A player's own observation is one word, so players see the state, without its first line,
         # which holds hidden moves.
         text = str(state).partition("\n")[2]
     elif kind.provides_information_state_string and name not in _OBSERVED:
