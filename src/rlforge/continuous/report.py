@@ -90,7 +90,7 @@ def changes(run: RunData) -> list[Change]:
         for key, (label, say) in FIGURES.items():
             first, last = before[player][key], after.get(player, {}).get(key)
             change = None if first is None or last is None else last - first
-            # Sums of the same numbers in another order differ by rounding, which is no change.
+            # Sums of the same numbers in another order differ by rounding.
             if change is not None and abs(change) < NOISE:
                 change = 0.0
             text = number(None)

@@ -62,7 +62,7 @@ class WindowTracker(Tracker):
         write_jsonl(self.paths.windows, (row for row, _ in done))
         updates = (_update_row(row, update) for row, update in done if update is not None)
         write_jsonl(self.paths.metrics, updates)
-        # The open file is the one that was replaced: new lines in it would be lost.
+        # The open file was replaced, so new lines in it would be lost.
         self._files[self.paths.metrics].close()
         self._files[self.paths.metrics] = JsonlFile(self.paths.metrics)
         self._window_file.close()

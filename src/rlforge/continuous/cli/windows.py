@@ -244,7 +244,7 @@ def export_windows(
     # Files of two exports would be read as one.
     if folder.exists():
         raise ConfigError(f"{folder} exists already; name a folder that does not")
-    # Checked first, so that a wrong name does not cost an export.
+    # A wrong name must not cost an export.
     check_push(push, public=public)
     rows = export_dataset(reader, folder, window or None, _run_of(where))
     # Scripts read the folder from the output, so the count goes to stderr.
@@ -279,7 +279,7 @@ def import_windows(
 
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder")
-    # Checked before a store is made, else a wrong folder would leave an empty one.
+    # Else a wrong folder would leave an empty store.
     dataset_files(folder)
     with TrajectoryStore(store) as opened:
         done = import_dataset(folder, opened, skip_bad=skip_bad)

@@ -255,6 +255,6 @@ class ContinuousConfig(PolicyConfig):
         """``continuous.max_staleness``, or what follows from the windows waited."""
         given = self.continuous.max_staleness
         if self.continuous.source == "store":
-            # The versions in a store may be another run's, whose numbers say nothing here.
+            # Versions in a store may be another run's, with numbers of their own.
             return None
         return 1 + self.windows_waited if given is None else given

@@ -93,7 +93,6 @@ class MarketConfig(Group):
         return {account: right for account, right in self.news.items() if right is not None}
 
     def clashes(self) -> Iterator[Problem]:
-        # Lifetimes are drawn between the two.
         if self.max_lifetime < self.min_lifetime:
             yield "max_lifetime", "is below min_lifetime"
         # Scripted traders choose among offers, and fail without any.

@@ -55,7 +55,7 @@ class WindowGrid:
 
     def id_of(self, timestamp: float) -> str:
         """The window that holds ``timestamp``; RlforgeError for a time outside the calendar."""
-        # Checked before the division, so that the error names the time that was given.
+        # Checked first, so that the error names the time that was given.
         calendar_date(timestamp)
         return _id_at(calendar_date(timestamp // self.seconds * self.seconds))
 

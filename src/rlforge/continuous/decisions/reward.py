@@ -55,7 +55,7 @@ class DecisionReward:
             speed=speed,
             consistency=result.win_rate,
             total=total,
-            # A tiny investment may return a thousandfold, which must not outweigh all else.
+            # A tiny investment may return a thousandfold.
             reward=min(max(total, LOW), HIGH),
         )
 

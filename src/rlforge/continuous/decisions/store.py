@@ -143,7 +143,7 @@ class TrajectoryStore(StoreReader):
         self._lock = threading.RLock()
         with errors_explained(root / FILE), contextlib.ExitStack() as undo:
             _make_folder(root)
-            # The lock names the process that writes; SQLite says only that the file is locked.
+            # The lock's error names the process that writes; SQLite's does not.
             undo.enter_context(RunLock(root))
             self._database = undo.enter_context(
                 contextlib.closing(

@@ -84,7 +84,7 @@ def missing(
         )
     decisions = sum(agent.decisions for agent in activity)
     open_ones = decisions - sum(agent.complete for agent in activity)
-    # The tolerance is for products such as 0.55 * 100, which is above 55 by rounding.
+    # The tolerance is for rounding: 0.55 * 100 is above 55.
     if decisions - open_ones < config.completeness * decisions - 1e-9:
         share = "" if config.completeness == 1 else f"; {config.completeness:.0%} must be known"
         reasons.append(f"{open_ones} of {decisions} decisions have no known outcome{share}")

@@ -90,7 +90,7 @@ async def assembled(
 
 def _scorer(config: ContinuousConfig, run_dir: Path, policy: PolicySide) -> DecisionScorer:
     ruler = config.ruler
-    # What the scorer learns belongs to the run, so that a resumed run goes on with it.
+    # A resumed run goes on with what its scorer has learned.
     if ruler.model_path is None:
         ruler = dataclasses.replace(ruler, model_path=str(run_dir / "ruler"))
     local = LocalModel(

@@ -129,7 +129,7 @@ class WindowFilter:
     def _selected(self, one: Scored) -> bool:
         settings = self.settings
         scored = settings.selects_by == "score" or settings.train_on in ("score", "mix")
-        # A decision on which the scorer failed is selected only where no score is used.
+        # A decision without a score is selected only where none is used.
         if one.score is None and scored:
             return False
         if settings.selects_by == "all":
@@ -162,7 +162,7 @@ class WindowFilter:
         if self.settings.train_on == "score":
             return one.score
         weight = self.settings.score_weight
-        # Scores are 0 to 1 and rewards -1 to 1, so scores are stretched to the same range.
+        # Scores of 0 to 1 are stretched to the range of rewards, -1 to 1.
         return (1 - weight) * one.reward + weight * (2 * one.score - 1)
 
     # ------------------------------------------------------------ the batch

@@ -129,7 +129,7 @@ def _rise(new: Sequence[float | None], old: Sequence[float | None]) -> tuple[flo
     if not differences:
         return 0.0, False
     mean = math.fsum(differences) / len(differences)
-    # The test divides by the spread, which is 0 where all differences are equal.
+    # The test divides by the spread, which may be 0.
     if max(differences) - min(differences) < 1e-12:
         return mean, mean > 1e-12
     p_value = float(ttest_1samp(differences, 0.0, alternative="greater").pvalue)

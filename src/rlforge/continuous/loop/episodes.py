@@ -123,7 +123,7 @@ class EpisodesDriver(Driver):
                 f"{episode.name}-{place:04d}",
                 session.agent,
                 episode.window_id,
-                # No answer has a time of its own, so they lie evenly in the episode's.
+                # Answers have no time of their own, so they are spread over the episode's.
                 episode.begin + episode.length * place / len(rewarded),
                 CONTROL if control else self._provider,
                 conversation,

@@ -53,7 +53,7 @@ class Continuous(RunKind[ContinuousConfig]):
         def part(name: str, read: tuple[str, ...], *sends: tuple[str, str]) -> ActorSpec:
             return ActorSpec(name=name, actor=None, reads=read, sends=sends)
 
-        # These parts have no actor of their own: the plan shows them, and nothing starts them.
+        # Parts without an actor of their own are shown in plans, and not started.
         read = ("store", "window", "decision_reward")
         store = part("store", read, ("scorer", "TrainingWindow"), ("learner", "TrainBatch"))
         asked = ("engine", "prompt ids, sampling parameters, policy")

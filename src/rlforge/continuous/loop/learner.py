@@ -104,7 +104,7 @@ class WindowLearner:
             # or neither.
             meta = {"window_id": window_id, **facts}
             saved = await self._group.save(result.version, parent, meta=meta, state={})
-        # A failure, such as a full disk, must not leave the learner with unsaved weights.
+        # A full disk must not leave the learner with unsaved weights.
         except RlforgeError:
             await self.restore(parent)
             raise

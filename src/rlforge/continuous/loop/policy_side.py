@@ -130,7 +130,7 @@ def follow_engine(context: RunContext[ContinuousConfig], name: str, state: Engin
     """Keep the absent actors of the run, and note what becomes of an engine."""
     absent = context.actors.absent
     if state == "here":
-        # An engine that is there from the start was never absent, and has not joined.
+        # An engine that is there from the start was never absent.
         if name in absent and context.hardware.elastic:
             context.note(f"{name} has joined")
         absent.discard(name)

@@ -234,7 +234,7 @@ class Population:
         self.state.open[receipt.ticket] = Open(
             decision_id=decision_id,
             agent_id=receipt.agent_id,
-            # Control agents play the first version: their outcomes say nothing about a trial.
+            # Control agents play the first version, so they judge no other.
             policy="" if completion is None or not metadata.learns else completion.policy_uid,
             window_id=window_id,
             episode=self.state.world.ticks // self.state.world.config.episode_ticks,

@@ -50,7 +50,7 @@ class DailyPush:
         write_json(self._file, {"until": end, "decisions": rows})
 
     def _days(self, moment: float) -> int:
-        # How many times the hour of the push had come by then; a push is due where it has grown.
+        # The number of pushes that were due by then.
         return int((moment - self._config.push_hour * 3600) // _DAY)
 
     def _replace(self, repo: str) -> int:
@@ -61,7 +61,7 @@ class DailyPush:
                 dataset,
                 repo,
                 f"{rows:,} decisions",
-                # A dataset begins private; its owner can make it public on its page of the hub.
+                # Private, until its owner makes it public on the hub.
                 public=False,
                 say=log.info,
                 kind="dataset",

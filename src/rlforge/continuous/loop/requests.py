@@ -63,7 +63,7 @@ class AnswerLog:
             self._db.execute("PRAGMA journal_mode=WAL")
             # A power cut may lose the last answers, which costs decisions and nothing else.
             self._db.execute("PRAGMA synchronous=NORMAL")
-            # Answers hold what users wrote, so deleted ones are overwritten in the file.
+            # Texts of users are overwritten when they are deleted.
             self._db.execute("PRAGMA secure_delete=ON")
             self._db.execute(
                 "CREATE TABLE IF NOT EXISTS answers (id TEXT PRIMARY KEY, at REAL NOT NULL, "
@@ -156,7 +156,7 @@ class AnswerLog:
     def _reward(self, answer_id: str, reward: float) -> str | None:
         """Write an outcome and move its answer; None where none is waiting."""
         with self._lock:
-            # An answer that an earlier call rewarded but could not move keeps that reward.
+            # An answer that could not be moved keeps its first reward.
             known = self._run(
                 "UPDATE answers SET reward = coalesce(reward, ?), "
                 "rewarded_at = coalesce(rewarded_at, ?) WHERE id = ? RETURNING id",

@@ -54,7 +54,7 @@ class ContinuousRun:
         await self._compare("before", self._parts.policy)
         windows, measured = self._config.continuous.windows, read_json(self._paths.comparison)
         if "after" in measured and (windows is None or self._parts.journal.done() < windows):
-            # More windows follow, so the last one is measured anew.
+            # More windows follow, so it is measured anew.
             del measured["after"]
             write_json(self._paths.comparison, measured)
         done = await ContinuousTrainer(self._context, self._parts).run()
@@ -83,7 +83,7 @@ class ContinuousRun:
         if self._parts is None:
             return self._last_summary
         journal, policy = self._parts.journal, self._parts.policy
-        # The objective is the reward measured after training, else that of the last window.
+        # The reward measured after training counts, else that of the last window.
         done = [entry for entry in journal.entries() if entry.phase == "done"]
         mean = done[-1].facts["done"]["window"]["policy_reward"] if done else None
         if "after" in self._comparison:

@@ -38,7 +38,7 @@ def samples(decisions: Sequence[Decision], scores: DecisionScores | None) -> lis
         if decisions[place].reward is not None and not decisions[place].refused
     ]
     judged.sort(key=lambda place: decisions[place].reward or 0.0)
-    # Few decisions are split in half, so that none is shown as both best and worst.
+    # Where there are few decisions, none may be both best and worst.
     worst = judged[: min(EACH, len(judged) // 2)]
     best = judged[::-1][: min(EACH, math.ceil(len(judged) / 2))]
     return [

@@ -118,7 +118,7 @@ class WallClockDriver(Driver):
     ) -> None:
         super().__init__(stop)
         self._population, self._clock, self._tick_s = population, clock, tick_s
-        # Held during a tick: no run could go on from a state that is saved in the middle of one.
+        # Held during a tick, in the middle of which no state may be saved.
         self._between_ticks = asyncio.Lock()
         self._ticking: asyncio.Task[None] | None = None
 
@@ -130,7 +130,7 @@ class WallClockDriver(Driver):
             self._ticking = asyncio.create_task(self._run_ticks())
         await _first_of(self._recorded_until(moment), self._stop.wait(), self._ticking)
         if self._ticking.done():
-            # The task ends only by an error, which ``result`` raises here.
+            # The task ends only by an error, which is raised here.
             self._ticking.result()
         self.check_stop()
 

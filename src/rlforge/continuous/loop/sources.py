@@ -67,7 +67,7 @@ async def source_of(
     with TrajectoryStore(store_folder(config.store, context.run_dir)) as store:
         made = {"market": _market, "episodes": _episodes, "requests": _requests}
         windows = Windows(store, config.window)
-        # Rewards on record may lie outside of bounds that were changed since: they are left out.
+        # Rewards outside of bounds that were changed since are left out.
         if config.continuous.source == "requests":
             bounds = config.serve.outcome_low, config.serve.outcome_high
             windows = Windows(store, config.window, bounds)
@@ -250,7 +250,7 @@ async def _requests(run: _Recording) -> AsyncIterator[Source]:
         on_decision=run.count,
     )
     with contextlib.closing(answers):
-        # A former process may have died with an outcome written and its answer not moved.
+        # A former process may have died before it moved a rewarded answer.
         await asyncio.to_thread(answers.finish)
         yield run.source(
             driver, lambda done: next_by_clock(run.windows, driver.now(), done), answers

@@ -69,14 +69,14 @@ class ContinuousTrainer:
         self._parts.source.driver.check_stop()
         journal, source = self._parts.journal, self._parts.source
         last = journal.last()
-        # A resumed market stands at the start of its last window, whose ticks it repeats.
+        # A resumed market repeats the ticks of its last window first.
         if last is not None:
             await self._until_over(last.window_id)
         window_id = source.next_window(None if last is None else last.window_id)
         if window_id is None:
             return None
         number = 1 if last is None else last.number + 1
-        # Saved before the entry, else a run could be resumed whose state does not exist.
+        # Saved first, else the journal could name a window without a state.
         await source.driver.save(simulation_state_path(self._context.run_dir, number))
         entry = journal.begin(window_id)
         if last is not None:
@@ -207,7 +207,7 @@ class ContinuousTrainer:
         parts.digests.append(work.number, line)
         parts.journal.reach(work, "done", window=row, update=update)
         self._context.actors.tracker.log_window.remote(row, update)
-        # Where old windows are deleted, the report must not keep decisions of the first one.
+        # Where old windows are deleted, the report must not keep the first one's decisions.
         keep_first = self._config.store.keep_windows is None
         keep_samples(self._context.run_dir, window, scores, first=keep_first)
         # A trial or a rollback may need versions that do not serve now.

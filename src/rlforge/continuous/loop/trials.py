@@ -62,10 +62,10 @@ class MarketTrials:
         suspect: list[str] = []
         if self._config.deployment.check_conduct:
             suspect = self._concerns(new, old, current.uid)
-            # A hack may creep in, with each version too little to stand out from the last one.
+            # A hack may creep in, by too little with each version to stand out.
             if not suspect and current.path_or_name != self._first.path_or_name:
                 if self._of_first is None:
-                    # The first version does not change, so it plays only once.
+                    # The first version does not change, so it plays once.
                     self._of_first = await self._conduct(self._first)
                 suspect = self._concerns(new, self._of_first, "the first version")
         return PairedOutcomes(
@@ -140,7 +140,7 @@ def market_probes(
 ) -> tuple[Probe, ...]:
     """Prompts of a moving market that every new version must answer, greedily."""
     greedy = _greedy(config, params)
-    # The market moves on between probes, because prompts of one moment would be alike.
+    # Ticks lie in between, because prompts of one moment would be alike.
     draw = random.Random(config.seed + _PROBES)
     state = SimulationState(config.market, 1, config.seed + _PROBES)
     (agent,) = state.agents

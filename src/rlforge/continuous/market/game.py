@@ -127,7 +127,7 @@ class MarketGame(TurnGame):
                 # The next episode has begun, and balances are reset.
                 profit = self._world.episode_profits(name)[-1]
             else:
-                # A game that is cut off has no profit yet: holdings count at current prices.
+                # In a game that is cut off, holdings count at current prices.
                 profit = self._world.worth(name) - STARTING_BALANCE
             rewards[player] = -1.0 if player == invalid_by else math.tanh(profit / STARTING_BALANCE)
         self._finish(rewards, reason, invalid_by)

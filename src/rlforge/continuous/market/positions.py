@@ -54,7 +54,7 @@ class PerpDesk:
         margin, fee = portion(size, 1 / leverage), portion(size, PERPETUAL_FEE)
         check_funds(agent, margin + fee, "margin and fee")
         perp = Perp(
-            # Only a position that is opened takes an id: this one may still be refused.
+            # A position that is refused must take no id.
             id="",
             ticket=ticket,
             ticker=ticker,
@@ -149,7 +149,7 @@ class PerpDesk:
                 continue
             perp = closed.perp
             kept = max(0, closed.margin + perp.profit(self._books.perpetuals[perp.ticker].mark()))
-            # At least 1: an investment of 0 would say that no money was at stake.
+            # At least 1, because 0 would say that no money was at stake.
             profit, basis = closed.received - kept, max(1, perp.paid)
             self._books.settle(closed.agent, closed.ticket, profit, basis, perp.opened)
         self._closed = later

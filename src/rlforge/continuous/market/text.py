@@ -112,7 +112,7 @@ def _described(state: Json, *, brief: bool, most: int | None) -> str:
         for line in lines:
             needed = len(line) + 3 + (0 if shown[kind] else len(_TITLES[kind]) + 2)
             room = room - needed if needed <= room else -1
-            # After a line without room nothing that matters less is shown either.
+            # After a line without room, nothing that matters less is shown.
             if room < 0:
                 left_out[kind] += 1
             else:

@@ -157,7 +157,7 @@ class ValueTrader:
                     continue
                 kelly = _KELLY * edge / (1 - price)
                 stake = min(kelly, _MOST) * balance - staked.get(offer["id"], 0.0)
-                # Prices in a state are rounded and may be 0, which nothing can be divided by.
+                # A rounded price may be 0, which nothing can be divided by.
                 gain = edge / max(price, 0.001)
                 if stake >= _LEAST and (best is None or gain > best[0]):
                     best = (gain, buy(offer["id"], outcome, stake))

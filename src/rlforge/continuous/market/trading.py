@@ -95,7 +95,7 @@ class AgentPrompter:
         """The prompt of an agent that sees ``state``."""
         focus = self._compact.focus(state)
         board, most = self._compact.text(state, focus), self._most
-        # Only a written prompt can be counted, so less of the state is shown until it fits.
+        # Only a written prompt shows whether it fits.
         while True:
             prose = prompt(state, most) if self._prose else ""
             view = View(player_id=0, observation=prose, board=board)
@@ -113,7 +113,7 @@ class AgentPrompter:
             shown = len(describe(state, most))
             if self._prose is None or (most is not None and most <= _LEAST_STATE):
                 raise self._too_long(len(token_ids))
-            # Less by the characters of the tokens too many, and by one at least, so that it ends.
+            # Less by the characters of the tokens too many, and by one at least.
             most = max(_LEAST_STATE, shown - max(1, over * len(text) // len(token_ids)))
         legal = self._compact.actions(state, focus)
         return Question(

@@ -120,7 +120,7 @@ class World:
         if books.tick % FUNDING_INTERVAL == 0:
             self._perps.fund()
         self._perps.liquidate()
-        # A copy, because resolving takes a market out of the dictionary.
+        # A copy, because resolving takes a market out.
         for market in list(books.predictions.values()):
             market.tick()
             if market.closes <= books.tick:
@@ -260,7 +260,7 @@ class World:
         """Give an insider the truth, with probability ``tip_chance``."""
         if agent.kind != "insider":
             return
-        # The tip about a trend that has ended would be wrong.
+        # A tip about a trend that has ended would be wrong.
         agent.tips.pop(about, None)
         if agent.rng.random() < self._tip_chance:
             agent.tips[about] = {

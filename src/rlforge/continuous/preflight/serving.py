@@ -33,7 +33,6 @@ def _service_problems(composed: Composed[ServingConfig], *, keys: bool, games: b
         found = collected(opponent_problems(composed, key, opponent, eval_envs(config)))
         # An unknown opponent cannot be checked further.
         yield from found or other_problems(config)
-    # Beside the one that is validated, two versions are served in a trial, else one.
     needed = 3 if config.deployment.strategy == "ab_test" else 2
     if config.engine.max_loras < needed:
         yield composed.error(

@@ -102,7 +102,7 @@ class JudgeBudget:
         self.counts = Counter(dict.fromkeys(_COUNTS, 0))
         # In dollars; None while no price is known.
         self.cost: float | None = None
-        # In a row: an answer in between shows that the judge is not down.
+        # In a row, as any answer shows that the judge is up.
         self._silent_groups = 0
         # The reason why no more calls are made.
         self.down = ""
@@ -149,7 +149,7 @@ class JudgeScorer:
     def __init__(self, config: RulerConfig, seed: int = 0, local: LocalModel | None = None) -> None:
         self._config, self._seed = config, seed
         self._backend = judge_backend(config.judge, local)
-        # Scores of the last window by decision, which ``learn`` compares with the rewards.
+        # Scores of the last window by decision, for ``learn``.
         self._given: dict[str, float | None] = {}
         self._cache = AnswerCache(
             Path(config.model_path, "judge.sqlite") if config.model_path else None

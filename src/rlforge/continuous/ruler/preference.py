@@ -59,8 +59,7 @@ class PreferenceScorer(LearnedScorer):
         self._learned_pairs = len(rows)
         if self._learned_pairs < 2:
             return
-        # The solver needs two classes, so half of the pairs are mirrored, which without an
-        # intercept means the same.
+        # The solver needs two classes; without an intercept a mirrored pair means the same.
         mirrored = np.arange(len(rows)) % 2 == 1
         rows[mirrored] *= -1
         # Newton's method suits few features and many pairs, and converges where lbfgs does not.
@@ -161,6 +160,6 @@ def expected_wins(strengths: Floats, temperature: float) -> Floats:
         return np.full(len(strengths), 0.5)
     # Item by item: a matrix of all of them may not fit into memory.
     total = np.array([expit((own - strengths) / temperature).sum() for own in strengths])
-    # Less the sigmoid of the item against itself, which is no opponent.
+    # The item itself, with a sigmoid of 0.5, is no opponent.
     scores: Floats = (total - 0.5) / (len(strengths) - 1)
     return scores

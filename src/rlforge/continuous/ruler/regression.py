@@ -55,7 +55,7 @@ class RegressionScorer(LearnedScorer):
                 return None
             seen = np.array([rewards[i] for i in known], dtype=np.float64)
             predicted = np.asarray(self._make_model().fit(features[known], seen).predict(features))
-            # A model that saw a reward would repeat it, so each is predicted by one that did not.
+            # A model that saw a reward would repeat it.
             folds = KFold(min(_FOLDS, len(known)), shuffle=True, random_state=self.seed % 2**32)
             one = self._make_model()
             predicted[known] = cross_val_predict(one, features[known], seen, cv=folds)

@@ -59,7 +59,7 @@ def fingerprint(path: Path) -> dict[str, str]:
     try:
         if (path / MANIFEST).is_file():
             files = read_manifest(path).files
-            # The learner's state is needed only by ``--resume``, so it is not copied.
+            # Only ``--resume`` needs the learner's state.
             return {n: e.sha256 for n, e in files.items() if not n.startswith(f"{STATE}/")}
         if not path.is_dir():
             raise DeploymentError(f"{path}: no such directory")

@@ -208,7 +208,7 @@ class Answer:
                     yield self._chunk(self._delta(first, content=piece))
                     first = False
             except (EngineError, TimeoutError) as error:
-                # No status is sent before the first chunk, so the error can still have its own.
+                # Before the first chunk the error can still have its own status.
                 if first:
                     raise
                 log.warning("a stream of %s ended early: %s", self.policy.uid, error or "time")

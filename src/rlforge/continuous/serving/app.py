@@ -221,7 +221,7 @@ class Api:
             async with contextlib.aclosing(answer.chunks()) as chunks:
                 async for chunk in chunks:
                     yield f"data: {_TO_JSON(chunk)}\n\n"
-        # OpenAI's clients read a stream until this line comes.
+        # OpenAI's clients wait for this line.
         yield "data: [DONE]\n\n"
 
     @contextlib.contextmanager
@@ -233,7 +233,7 @@ class Api:
         finally:
             self._under_way -= 1
             self._metrics.under_way.dec()
-            # A request that was given up has no whole answer to count.
+            # A request that was given up has no whole answer.
             if answer.ended:
                 trial = self._service.trial
                 on_trial = trial is not None and trial.deployment.uid == answer.policy.uid
@@ -296,7 +296,7 @@ class Door:
                 said = f"the body is larger than {MAX_BODY_BYTES} bytes"
                 raise _unread(said, "request_too_large", 413)
             if not message.get("more_body", False):
-                # Only the end of the connection follows, for which there is no time limit.
+                # Only the end of the connection follows, at any time.
                 deadline = None
             return message
 
@@ -321,7 +321,7 @@ def _names_this_machine(host: str) -> bool:
     try:
         return is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:
-        # ``urlsplit`` raises it for an invalid header, which names no machine.
+        # An invalid header names no machine.
         return False
 
 
@@ -348,7 +348,7 @@ async def _unless_disconnected(request: Request, work: Awaitable[None]) -> None:
     try:
         await asyncio.wait((answer, watch), return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
-            # Nobody reads the answer; logs and metrics show nginx's status for this case.
+            # Nobody reads the answer; the status is nginx's for this case.
             raise HTTPException(499, "the client went away")
         answer.result()
     finally:

@@ -99,7 +99,7 @@ class AdminClient:
                 f"{error or type(error).__name__}"
             ) from error
         if isinstance(content, dict):
-            # Every answer of a service has this key, unless it is an error.
+            # Every answer but an error has this key.
             if key in content:
                 return content
             if isinstance(said := content.get("error"), dict) and "message" in said:

@@ -102,10 +102,10 @@ class Deployer:
         """Serve the newest former version that loads, unless ``leaving`` is not served."""
         async with self._changing:
             before = self.live
-            # Another task may have left this version while this one waited for the lock.
+            # Another task may have left this version meanwhile.
             if before.current.uid != leaving.uid:
                 return before.current
-            # The journal lists the version to leave first, then newer before older ones.
+            # The version to leave comes first, then newer before older ones.
             for former in self._journal.live()[1:]:
                 if former.path is None and not to_base:
                     raise DeploymentError(self._only_base())
@@ -131,7 +131,7 @@ class Deployer:
     async def conclude(self, trial: Trial, ending: str, why: str) -> None:
         """End a trial: its version is served to all users (``promote``), or to none."""
         async with self._changing:
-            # Another task may have ended the trial while this one waited for the lock.
+            # Another task may have ended the trial meanwhile.
             if self.live.trial is not trial:
                 return
             tried = trial.deployment

@@ -84,7 +84,7 @@ async def explain(request: Request, error: Exception) -> Response:
 def _invalid(error: RequestValidationError) -> tuple[str | None, str, str | None]:
     """The parameter that is wrong, or None for the body; why, in our words; a code."""
     first, *others = error.errors()
-    # The place of a JSON error is a position in the body, and no parameter.
+    # The place of a JSON error is a position in the body.
     if first["type"] == "json_invalid":
         said = f"the body is no JSON: {first['ctx']['error']} at character {first['loc'][1]}"
         return None, said, None
@@ -121,7 +121,7 @@ def _reason(problem: Mapping[str, Any]) -> str:
         case "value_error":
             return str(problem["ctx"]["error"])
         case "model_type" | "dict_type" | "model_attributes_type":
-            # pydantic's message would name its class, which clients do not know.
+            # pydantic would name its class, which clients do not know.
             return "must be an object"
     # pydantic writes "Input should be …", and here the parameter's name stands in front.
     return re.sub(r"^\w+ should ", "must ", problem["msg"])

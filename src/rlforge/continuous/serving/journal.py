@@ -241,7 +241,7 @@ def _open(folder: Path) -> sqlite3.Connection:
             raise sqlite3.DatabaseError("it is empty")
         return _checked(file)
     except sqlite3.OperationalError as error:
-        # A lock, missing permission or a full disk: the file is whole, and no copy is used.
+        # The file is locked, not permitted or on a full disk, but whole.
         raise DeploymentError(f"{file} cannot be opened: {error}") from error
     except sqlite3.DatabaseError as error:
         if not backup.is_file():

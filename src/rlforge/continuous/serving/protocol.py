@@ -97,14 +97,14 @@ class Message(_Strict):
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
         said: dict[str, Any] = {
-            # Chat templates know only OpenAI's older name of this role.
+            # Chat templates know only this role's older name.
             "role": "system" if self.role == "developer" else self.role,
             "content": text,
         }
         if self.tool_calls:
             said["tool_calls"] = [call.model_dump() for call in self.tool_calls]
             for call in said["tool_calls"]:
-                # Templates need the object: they write it as the model does, not as escaped text.
+                # Templates write an object as the model does, and a text with escapes.
                 call["function"]["arguments"] = from_json(call["function"]["arguments"])
         if self.role == "tool":
             given = {"name": self.name, "tool_call_id": self.tool_call_id}

@@ -71,14 +71,14 @@ def serve(setup: ServiceSetup, say: Say, checks: MakeChecks | None = None) -> No
     cards = math.ceil(config.engine.num_engines * plan.hardware.engine_gpus)
     state_dir = setup.state_dir.absolute()
     with claim_gpus(plan.hardware, cards) as claimed:
-        # Other runs may hold some cards, so the plan is made anew for those claimed.
+        # Other runs may hold some of the cards, so the plan may change.
         plan = make_plan(setup.config, detect(), claimed=claimed)
         state_dir.mkdir(parents=True, exist_ok=True)
-        # The lock is released after these files, because the service acquires it itself.
+        # The lock is released again, because the service acquires it itself.
         with RunLock(state_dir):
             tokens = make_tokens(state_dir)
             (state_dir / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
-        # The engine takes minutes to start, so an address that is taken is found out before.
+        # Before the engine, which takes minutes, because the address may be taken.
         with contextlib.closing(listen(config.serve.host, config.serve.port)) as listener:
             # Imported late: Ray takes seconds, and the errors above should not wait for it.
             from rlforge.run.actors.session import ray_started
@@ -111,7 +111,7 @@ async def _serve(
         for line in await actors.about_engines():
             say(line)
     except Exception as error:
-        # Ray wraps what a constructor raised, so the error may be of any type.
+        # Ray wraps what a constructor raised.
         raise RunError(f"the engine could not be started: {reason(error)}") from error
     engine = RemoteEngine(
         actors.engines,

@@ -86,7 +86,7 @@ class DeploymentService:
         """Cancel changes under way and release the folder; the caller closes the engine."""
         for task in self._tasks:
             task.cancel()
-        # Cancelled tasks may still write to the journal, so it is closed after them.
+        # Cancelled tasks may still write to the journal.
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._held.close()
 
@@ -134,7 +134,7 @@ class DeploymentService:
             if on_policy is not None:
                 on_policy(chosen)
             in_use, path = self._deployer.in_use, chosen.path_or_name
-            # The version's files stay while the engine may read them again for this request.
+            # The version's files stay while the engine may read them again.
             in_use[path] += 1
             try:
                 return await self._engine.generate(prompt_token_ids, params, chosen, on_tokens)
@@ -211,7 +211,7 @@ class DeploymentService:
         arm: Arm = "new" if uid == trial.deployment.uid else "current"
         number = trial.deployment.number
         outcome = TrialOutcome(arm=arm, reward=reward, cluster=cluster, stage=stage)
-        # Written first, because after a restart the trial goes on from what is on disk.
+        # Written first, because a restarted trial goes on from the disk.
         if not await asyncio.to_thread(self._journal.add_outcome, number, outcome, key):
             return False
         trial.add(arm, reward, cluster=cluster, stage=stage)

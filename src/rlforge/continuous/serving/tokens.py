@@ -53,7 +53,7 @@ def _made(file: Path, variable: str) -> str:
     if given := os.environ.get(variable, "").strip():
         return given
     try:
-        # Made with this mode, so that there is no moment in which others can read it.
+        # Made with this mode, so that others can read it at no moment.
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return _read(file, variable)

@@ -152,7 +152,7 @@ class MixtureSprt:
             self._stage = stage
         self.outcomes += 1
         self.arms[arm].add(reward)
-        # Without a cluster an outcome is its own: no user's name begins with a null character.
+        # An outcome's own name: no user's begins with a null character.
         name = f"\0{self.outcomes}" if cluster is None else cluster
         cells = self._stages.setdefault(stage, {"current": {}, "new": {}})
         cells[arm].setdefault(name, Sum()).add(reward)
@@ -189,7 +189,7 @@ class MixtureSprt:
             return
         inflated = squares * (effective / (effective - 2) if fourth else 1.0)
         variance = inflated / weight**2
-        # The least p-value so far, from the ratio's running maximum, is valid at every look.
+        # The least p-value so far is valid at every look.
         self.p_value = min(self.p_value, mixture_p_value(self.difference, variance, self._effect))
         if self.verdict is None and self.p_value <= self._alpha:
             self.verdict = "new_is_better" if self.difference > 0 else "new_is_worse"
@@ -214,7 +214,7 @@ MIN_OUTCOMES = 50
 def place(user: str, salt: str) -> float:
     """The place of ``user`` in [0, 1): uniform over users, fixed for each ``salt``."""
     digest = hashlib.blake2b(f"{salt}/{user}".encode(), digest_size=8).digest()
-    # A float keeps 53 bits: with all 64, the largest would be rounded to 1.
+    # A float keeps 53 bits: all 64 could be rounded up to 1.
     return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
 
 
@@ -249,7 +249,7 @@ class Trial:
             stage = str(self.test.outcomes // MIN_OUTCOMES)
         self.test.add(arm, reward, cluster=cluster, stage=stage)
         if self.test.outcomes >= self._config.max_outcomes:
-            # No outcome follows that would end the last stage, so the test looks now.
+            # No outcome follows that would end the last stage.
             self.test.look()
 
     @property
