@@ -219,9 +219,9 @@ async def test_each_environment_is_played_against_opponents_of_its_own(run_dir):
     assert met(asked) == [(game, name) for game in games for name in ("random_legal", "win_block")]
 
 
-@pytest.mark.parametrize("games", [3, 0])
-async def test_games_that_cannot_be_played_from_both_seats_are_refused(one_idea, games):
-    with pytest.raises(ConfigError, match=f"--games {games}: must be even"):
+@pytest.mark.parametrize(("games", "wrong"), [(3, "be even"), (0, "be 1 or more")])
+async def test_games_that_cannot_be_played_from_both_seats_are_refused(one_idea, games, wrong):
+    with pytest.raises(ConfigError, match=f"--games {games}: must {wrong}"):
         await evaluate_run(one_idea, "latest", ["random_legal"], games)
 
 
@@ -232,9 +232,10 @@ def test_a_truncated_file_is_named(run_dir):
         find_policy(run_dir, "latest")
 
 
-def test_the_error_of_an_unknown_version_names_the_newest(one_idea):
-    with pytest.raises(ConfigError, match=r"step-7: no such checkpoint; the newest are step-1"):
-        find_policy(one_idea, "step-7")
+@pytest.mark.parametrize("name", ["step-7", "step-7average"])
+def test_the_error_of_an_unknown_version_names_the_newest(one_idea, name):
+    with pytest.raises(ConfigError, match=rf"{name}: no such checkpoint; the newest are step-1"):
+        find_policy(one_idea, name)
 
 
 def test_a_run_without_versions_has_its_start(run_dir, one_idea):

@@ -61,8 +61,10 @@ async def evaluate_run(
     pairings = eval_pairings(config)
     if games is None:
         games = config.eval.final_games or config.eval.games
-    elif games < 1 or (games % 2 and any(each.env.num_players == 2 for each in pairings)):
-        raise ConfigError(f"--games {games}: must be even and at least 2; seats are swapped")
+    elif games < 1:
+        raise ConfigError(f"--games {games}: must be 1 or more")
+    elif games % 2 and any(each.env.num_players == 2 for each in pairings):
+        raise ConfigError(f"--games {games}: must be even, because seats are swapped")
     policy, step = find_policy(run_dir, checkpoint)
     if opponents:
         pairings = _against(pairings, [find_opponent(run_dir, name, config) for name in opponents])

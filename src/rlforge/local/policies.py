@@ -101,9 +101,9 @@ def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
     """
     check_type(name, str, what="a version is named, as 'step-40' or 'latest'")
     run = RunPaths(root=run_dir)
-    name, averaged = name.removesuffix(f"-{AVERAGE}"), name.endswith(AVERAGE)
-    if name == AVERAGE:
-        name = "latest"
+    uid, dash, last = name.rpartition("-")
+    if averaged := last == AVERAGE:
+        name = uid if dash else "latest"
     if name == BEST:
         name = best_version(run)
     config = read_any(run_dir)
