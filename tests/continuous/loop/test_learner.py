@@ -1,12 +1,13 @@
 """One update per window: saved whole or not at all, never repeated, undone after a failure."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 from tests import factories
 
 from rlforge.continuous.loop.learner import WindowLearner
-from rlforge.errors import CheckpointError
+from rlforge.errors import CheckpointError, RlforgeError, RunError
 from rlforge.system.checkpoint import list_checkpoints, read_manifest
 
 
@@ -109,6 +110,19 @@ async def test_after_a_full_disk_the_learner_is_as_before(learner, monkeypatch):
     assert learner.standing == "step-0"
     after = await learner.train("a", batch())
     assert after is not None
+
+
+async def test_a_learner_that_cannot_go_back_ends_the_run_with_both_failures(learner, monkeypatch):
+    assert await learner.train("a", batch()) is not None
+
+    def full(*_):
+        shutil.rmtree("checkpoints/step-1")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("torch.save", full)
+    with pytest.raises(RlforgeError, match=r"no space on disk.*cannot go back to step-1") as caught:
+        await learner.train("b", batch())
+    assert not isinstance(caught.value, CheckpointError | RunError)  # of which a window is lost
 
 
 async def test_pruning_keeps_new_first_and_protected_versions(resume):

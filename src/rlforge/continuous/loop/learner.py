@@ -80,7 +80,11 @@ class WindowLearner:
         return _checkpoint(self._root / uid)
 
     async def train(self, window_id: str, batch: TrainBatch) -> Trained | None:
-        """Learn from the batch of a window; None when no optimizer step was finite."""
+        """Learn from the batch of a window; None when no optimizer step was finite.
+
+        After a CheckpointError or RunError the learner has the weights of its parent version; after
+        any other RlforgeError it has not, and the run must end.
+        """
         # A process that died between update and journal entry left the window's checkpoint.
         if (done := self.trained_on(window_id)) is not None:
             await self.restore(done.checkpoint.uid)
@@ -105,8 +109,12 @@ class WindowLearner:
             meta = {"window_id": window_id, **facts}
             saved = await self._group.save(result.version, parent, meta=meta, state={})
         # A full disk must not leave the learner with unsaved weights.
-        except RlforgeError:
-            await self.restore(parent)
+        except RlforgeError as error:
+            try:
+                await self.restore(parent)
+            except RlforgeError as second:
+                lost = f"{error}; and the learner cannot go back to {parent}: {second}"
+                raise RlforgeError(lost) from error
             raise
         self._standing = saved.uid
         return _trained(Path(saved.path or ""))
