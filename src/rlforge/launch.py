@@ -176,7 +176,7 @@ def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig, more: int = 0) -
     kind = kind_of(config)
     if more:
         config = kind.longer(config, more)
-    # The rules may be others than when the run began.
+    # An older release may have begun the run, and accepted what the checks refuse now.
     check(Composed(config=config, rest=str(run_dir / "config.yaml")))
     plan, notes = _checked_here(config, run_dir)
     kind.check_resumable(config, run_dir)

@@ -205,7 +205,8 @@ class Buffer(ABC):
 
     def add(self, games: Iterable[Shaped]) -> None:
         """Store finished games; stale ones and those of dropped groups are refused."""
-        # Draws depend on the order, so it is fixed: games that only leave their group come last.
+        # Draws depend on the order of storing: games without episodes, which only leave their
+        # group, come last, the others stay in the order of arrival.
         for game in sorted(games, key=lambda game: not game.episodes):
             self._store(game)
         while self.drawable() > self._settings.max_size:

@@ -200,7 +200,8 @@ class EpisodeBuffer(Buffer):
             if group.stamp is not None and group.stamp.last < version:
                 self._losses.add(group.stamp, group.turns)
                 self._give_up(group_id)
-        # Older ids may go: a game that ends even later reopens its group, which then goes stale.
+        # Older ids may go: a game that ends even later only reopens its group, which is dropped
+        # again once its turns are stale.
         oldest = version - self._settings.max_staleness * self._settings.wait
         self._given_up = {g: since for g, since in self._given_up.items() if since >= oldest}
 

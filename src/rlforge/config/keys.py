@@ -154,7 +154,9 @@ def alike(key: str, known: Sequence[str]) -> str:
     initials = {one: "".join(word[:1] for word in name.split("_")) for one, name in last.items()}
     found = found or [one for one in last if initials[one] == key]
     other = in_place_of(key.rpartition(".")[2])
-    if other in all_keys():  # else it is no key, and those that end so are nearer
+    # A text such as ``rewards.step=[{name: …}]`` is no key: keys with the same last part are better
+    # suggestions then.
+    if other in all_keys():
         # One more would make the list too long to be a suggestion.
         same = found if len(found) < _MOST_ALIKE else []
         found = [other, *(one for one in same if one != other)]

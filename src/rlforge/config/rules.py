@@ -37,7 +37,7 @@ class Group:
     __pydantic_config__: ClassVar[dict[str, Any]] = {
         "extra": "forbid",
         "allow_inf_nan": False,
-        "coerce_numbers_to_str": True,  # name=3
+        "coerce_numbers_to_str": True,  # YAML reads the 3 of name=3 as a number
         "revalidate_instances": "always",  # dataclasses.replace checks nothing
     }
 

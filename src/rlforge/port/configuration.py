@@ -245,7 +245,7 @@ class _Experiment:
         self._set("env.eval", entries)
 
     def _entry(self, spec: Any, third: str) -> dict[str, Any]:
-        if isinstance(spec, Call):  # version 0.2 has classes in place of tuples
+        if isinstance(spec, Call):  # UnstableBaselines 0.1 has tuples, 0.2 calls of classes
             order = ("env_id", "num_players", third, "prompt_template", "action_extraction_fn")
             given = spec.named(dict.fromkeys(order))
         else:

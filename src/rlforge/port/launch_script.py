@@ -292,7 +292,9 @@ class _Reader:
                     with contextlib.suppress(ValueError):
                         return format(found, spec)
             case _:
-                own = isinstance(node, ast.Lambda)  # a lambda has names of its own
+                # Parameters of a lambda exist inside of it only, so that variables of the same name
+                # outside keep their values.
+                own = isinstance(node, ast.Lambda)
                 self._perhaps(_place(node), [*ast.iter_child_nodes(node)], own=own)
         return Unread(source=ast.unparse(node))
 

@@ -43,8 +43,9 @@ def digest_of(content: Any) -> str:
 
 def digest_of_games(records: Iterable[GameRecord]) -> str:
     rows = [to_json(record) for record in records]
-    for row in rows:  # where versions were saved is the place of the run
-        # Times and places differ between runs that compute the same.
+    for row in rows:
+        # Runs that compute the same differ in durations, and in their run directory, which is in
+        # the path of each version that they saved.
         del row["duration_s"]
         for seat in row["spec"]["seats"]:
             if is_step_name(seat["policy"]["uid"]):

@@ -54,7 +54,8 @@ class WinRateRow:
             ci95=result.ci95,
             start_step=before.start_step if before else result.step,
             start_win_rate=before.start_win_rate if before else result.win_rate,
-            history=(*history, result.win_rate)[-HISTORY:],  # progress.json is written each second
+            # Only the newest: progress.json, which has them, is written each second.
+            history=(*history, result.win_rate)[-HISTORY:],
         )
 
 

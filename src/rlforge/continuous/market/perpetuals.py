@@ -53,7 +53,8 @@ class Perpetual:
     def mark(self, skew: int | None = None) -> int:
         """The mark price now, or at another skew."""
         skew = self.skew if skew is None else skew
-        # Trades are made at the price that they lead to, so that no trader gains by moving it.
+        # Traders pass the skew after their trade: at the price before it, one could open a
+        # position, move the mark by that, and close with a profit.
         exponent = skew / cents(self._config.depth)
         # Clipped against overflow: e^20 is out of the range of prices in any case.
         moved = self.index * math.exp(max(-20.0, min(20.0, exponent)))

@@ -277,7 +277,7 @@ def sequence_bytes(job: EngineJob) -> int:
     if job.paged:
         return token_bytes(job) * job.length
     # The cache grows by a quarter (``rlforge.engines.cache``), one layer at a time, whose old and
-    # new room exist together for a moment. With versions it has up to an eighth more rows.
+    # new room exist together for a moment. Rows for mixed versions take up to an eighth more.
     one_layer = 2 * job.shape.key * job.number
     alone = (token_bytes(job) * 5 // 4 + one_layer) * job.length
     return alone * 9 // 8 if job.versions else alone
