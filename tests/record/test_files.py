@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlforge.config.compose import compose, to_yaml
+from rlforge.continuous.config.serving import ServingConfig
 from rlforge.errors import RlforgeError
 from rlforge.record.files import (
     JsonlFile,
@@ -19,6 +21,7 @@ from rlforge.record.files import (
     read_intact,
     read_json,
     read_jsonl,
+    runs_below,
     write_json,
 )
 from rlforge.record.results import read_evals
@@ -62,6 +65,17 @@ def test_the_error_of_what_is_no_run_names_the_nearest_or_newest(there, asked, m
         a_run(Path(there))
     with pytest.raises(RlforgeError, match=message):
         open_run(asked)
+
+
+def test_the_state_folder_of_a_service_is_no_run(tmp_path):
+    run = a_run(tmp_path / "exp" / "one")
+    state = run / "deployments"
+    state.mkdir()
+    (state / "config.yaml").write_text(to_yaml(compose(["model=tiny"], root=ServingConfig).config))
+    assert runs_below(tmp_path) == [run]
+    assert not RunPaths(root=state).is_run()
+    with pytest.raises(RlforgeError, match="deployments is the state folder of a service, not a"):
+        open_run(state)
 
 
 def test_runs_in_one_process_have_a_log_each_and_leave_logging_as_it_was(tmp_path):

@@ -101,9 +101,16 @@ class RunPaths:
         return self.root / "scores" / f"{window_id.replace(':', '.')}.json"
 
     def is_run(self) -> bool:
-        """Whether a file is there that only runs write."""
+        """Whether a file is there that runs write, and no service keeps its state there."""
         marks = (self.config, self.progress, self.summary, self.metrics)
-        return any(mark.is_file() for mark in marks)
+        return any(mark.is_file() for mark in marks) and not self.is_service()
+
+    def is_service(self) -> bool:
+        """Whether a service keeps its state there, with a configuration that begins as no run's."""
+        start = b"kind: serve\n"
+        with contextlib.suppress(OSError), self.config.open("rb") as file:
+            return file.read(len(start)) == start
+        return False
 
 
 def create_run(run_dir: Path | str) -> RunPaths:
@@ -124,6 +131,8 @@ def open_run(run_dir: Path | str) -> RunPaths:
         raise RlforgeError(f"no run directory {run_dir}{_suggest_runs(paths.root)}")
     if not paths.root.is_dir():
         raise RlforgeError(f"{run_dir} is a file; a run directory is expected")
+    if paths.is_service():
+        raise RlforgeError(f"{run_dir} is the state folder of a service, not a run; name a run")
     inside = runs_below(paths.root)
     if inside:
         raise RlforgeError(
