@@ -118,6 +118,8 @@ def show(
     ```
     """
     if schema:
+        if words:
+            raise ConfigError(f"--schema is of all keys; leave out {' '.join(words)}")
         from rlforge.config.json_schema import json_schema
 
         typer.echo(json.dumps(json_schema(), indent=2))

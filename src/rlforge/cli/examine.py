@@ -152,6 +152,8 @@ def doctor(
     ```
     """
     if run_dir is not None:
+        if overrides or gpus is not None or gpu_memory is not None or config_dir:
+            raise ConfigError("--run is about a run that is there; give it no argument but --json")
         _show_size(run_dir, json_file)
         return
     from rlforge import launch

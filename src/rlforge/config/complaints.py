@@ -77,12 +77,18 @@ def _reason(error: Mapping[str, Any]) -> str:
         number = context["min_length" if kind == "too_short" else "max_length"]
         least = "at least" if kind == "too_short" else "at most"
         return f"must have {least} {number} entr{'y' if number == 1 else 'ies'}"
-    bounds = {name: f"{bound:g}" for name, bound in context.items() if name in _BOUNDS}
+    # Integers in full: six digits of a large one would name a bound that is none.
+    bounds = {
+        name: str(bound) if isinstance(bound, int) else f"{bound:g}"
+        for name, bound in context.items()
+        if name in _BOUNDS
+    }
     words = (text.format(**bounds) for name, text in _WORDS.items() if kind.startswith(name))
     return next(words, str(error["msg"]))
 
 
 NOT_FINITE = "must be a finite number"
+LIST_NEEDED = "must be a list, in brackets: [ONE, TWO]"
 
 _BOUNDS = ("gt", "ge", "lt", "le")
 _WORDS = {
@@ -96,7 +102,7 @@ _WORDS = {
     "float_": "must be a number",
     "bool_": "must be true or false",
     "string_": "must be a text",
-    "list_": "must be a list, in brackets: [ONE, TWO]",
+    "list_": LIST_NEEDED,
     "dict_": "must be a mapping: {{name: NAME}}",
     "dataclass_type": "must be a mapping: {{name: NAME}}",
     "unexpected_keyword_argument": "no such key",

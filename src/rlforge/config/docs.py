@@ -103,9 +103,10 @@ nothing, `kind=continuous` says it on the command line, and without it games are
 Where a value is the name of an algorithm, a transform, an opponent or the like, `module:Thing`
 takes [one of your own](extending.md).
 
-Editors complete keys and underline wrong values in YAML files of yours with
+Editors complete keys and underline wrong values in experiments of yours with
 `rlforge show --schema > schema.json`, and `# yaml-language-server: $schema=schema.json` as a line
-of the file.
+of the file. Files of the other groups, as `env/mine.yaml`, do not fit this schema: they begin with
+the keys of their group.
 
 The groups of a continuous run, and which of these it shares, are [below](#continuous-runs).
 """

@@ -9,6 +9,7 @@ from pathlib import Path
 from hydra.errors import MissingConfigException
 from yaml import YAMLError
 
+from rlforge.config.complaints import LIST_NEEDED
 from rlforge.config.keys import conf_dir
 from rlforge.errors import ConfigError, first_line, nearest
 
@@ -39,6 +40,10 @@ def explained(error: Exception, dirs: Sequence[Path]) -> ConfigError:
         # These are Python's words, which name neither the key nor a mend.
         if "list index out of range" in reason:
             reason = "there is no entry of this number; list all: [{id: ID}, …]"
+        # OmegaConf names its own classes, in the same words for a list and for a mapping.
+        if reason.startswith("Cannot merge"):
+            is_list = match.group(1).partition("=")[2].startswith("[")
+            reason = "must be a mapping: {NAME: VALUE}" if is_list else LIST_NEEDED
         return ConfigError(f"{match.group(1)} (command line): {reason}")
     return ConfigError(f"({_place(text, dirs)}): {first_line(error)}")
 
