@@ -143,13 +143,14 @@ def override_problems(overrides: Sequence[str], root: type[PolicyConfig]) -> Ite
                 f"{line} (command line): Hydra's own keys are for sweeps (rlforge train -m); the "
                 "run directory is run_dir=…"
             )
+        of_group = (conf_dir() / key_of(override)).is_dir()
         if override.is_sweep_override():
+            mend = "name one option" if of_group else f"write a list as '{name}=[…]'"
             yield (
                 f"{line} (command line): several values are a sweep; start it with "
-                f"rlforge train -m, or write a list as '{name}=[…]'"
+                f"rlforge train -m, or {mend}"
             )
-        of_group = (conf_dir() / key_of(override)).is_dir()
-        if of_group and not isinstance(override.value(), str | list):
+        elif of_group and not isinstance(override.value(), str | list):
             yield f"{line} (command line): give the name of an option of this group"
         if line.startswith("++") and of_group:
             yield f"{line} (command line): write +{key_of(override)}=…"
