@@ -6,6 +6,7 @@ import rlforge
 from rlforge.config.compose import compose, from_yaml, to_yaml
 from rlforge.config.keys import conf_dir
 from rlforge.config.overrides import in_grammar
+from rlforge.config.roots import compose_any
 from rlforge.config.training import ALGORITHM_CONFIGS, GrpoConfig
 from rlforge.errors import ConfigError
 
@@ -37,6 +38,51 @@ def test_mistakes_in_a_file_name_the_file(tmp_path, text, message):
     (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}")
     with pytest.raises(ConfigError, match=message):
         compose(["+experiment=mine"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"name: mine\n", r"mine\.yaml: its first line must be '# @package _global_'"),
+        (b"", r"mine\.yaml: is empty"),
+        (b"# @package _global_\n1: 3\n", r"^1 \(.*mine\.yaml\): no such key"),
+        (b"3\n", r"mine\.yaml: Invalid loaded object type"),
+        (b"# @package _global_\n- seed\n", r"mine\.yaml: not a mapping of configuration keys"),
+        (b"# @package _global_\nkind: gamess\n", r"mine\.yaml: kind of run 'gamess'"),
+        (b"# @package _global_\nname: \xe9\n", r"mine\.yaml: 'utf-8' codec"),
+        (b"# @package _global_\nname: {a\n", r"mine\.yaml: while parsing .* line 2"),
+        (b"# @package _global_\ndefaults: [mine]\n", r"mine\.yaml: its defaults lead back to it"),
+        (b"# @package _global_\ndefaults: {a: b}\n", r"mine\.yaml: Invalid .*; write defaults: \["),
+        (b"# @package _global_\nname: ${no.x}\n", r"^name \(.*mine\.yaml\): .*'no.x'.*; refer to"),
+    ],
+)
+def test_an_experiment_that_cannot_be_read_is_named_with_the_mend(tmp_path, content, said):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=said):
+        compose_any(["+experiment=mine"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"defaults: [mine]\n", "the defaults of an option lead back to it"),
+        (b"defaults: [{/model: [1]}]\n", r"; write defaults: \["),
+        (b"train: \xe9\n", r"mine\.yaml: 'utf-8' codec.*; save it as UTF-8"),
+        (b"- train\n", r"mine\.yaml: not a mapping of configuration keys"),
+    ],
+)
+def test_an_option_that_cannot_be_read_is_refused(tmp_path, content, said):
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "mine.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=said):
+        compose(["env=mine"], tmp_path)
+
+
+def test_a_damaged_run_configuration_is_named_with_its_line(tmp_path):
+    (tmp_path / "config.yaml").write_text("kind: games\nname: {a\n")
+    with pytest.raises(ConfigError, match=r"config\.yaml: while parsing .* line 2"):
+        from_yaml(tmp_path / "config.yaml")
 
 
 def test_own_experiments_come_from_the_config_dir(tmp_path):

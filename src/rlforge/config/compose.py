@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rlforge.config.complaints import InvalidValuesError, Wrong
-from rlforge.config.explain import explained, missing_option
+from rlforge.config.explain import explained, missing_option, unresolved
 from rlforge.config.keys import conf_dir, group_dirs, not_there, own_values
 from rlforge.config.overrides import (
     as_hydra_takes,
@@ -168,7 +168,11 @@ def _composed(overrides: Sequence[str], config_dir: Path | None, root: type[C]) 
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="rlforge"):
             composed = _composed_by_hydra(root.primary, [*as_hydra_takes(overrides), *search])
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+    except (
+        *(HydraException, OmegaConfBaseException, YAMLError),
+        # Hydra lets these through, of files that are no text, or whose defaults are malformed.
+        *(ValueError, TypeError, RecursionError),
+    ) as error:
         raise explained(error, dirs) from None
     finally:
         GlobalHydra.instance().clear()
@@ -215,17 +219,30 @@ def from_hydra(
     found = Composed(
         config=defaults, overrides=tuple(overrides), choices=choices, config_dirs=tuple(dirs)
     )
+    # References in the ``hydra`` node resolve only while Hydra itself runs a job.
+    keys: list[Any] = [key for key in composed if key != "hydra"]
+    if "experiment" in keys:
+        raise_all(_without_package(choices.get("experiment", ""), dirs))
     try:
-        # References in the ``hydra`` node resolve only while Hydra itself runs a job.
-        keys = [str(key) for key in composed if key != "hydra"]
         values = OmegaConf.to_container(OmegaConf.masked_copy(composed, keys), resolve=True)
         config = read(root, own_values(root, cast("dict[str, Any]", values)))
     except OmegaConfBaseException as error:
-        raise explained(error, dirs) from None
+        key = str(error.full_key)
+        raise ConfigError(f"{key} ({found.origin(key)}): {unresolved(error)}") from None
     except InvalidValuesError as error:
         raise_all(map(found.refusal, error.wrong))
         raise  # unreachable: there is a problem
     return dataclasses.replace(found, config=config)
+
+
+def _without_package(experiment: str, dirs: Sequence[Path]) -> Iterator[str]:
+    """Yield a message for an experiment's file whose keys Hydra puts below ``experiment``."""
+    for path in (folder / "experiment" / f"{experiment}.yaml" for folder in dirs):
+        text = path.read_text(encoding="utf-8") if path.is_file() else "# @package _global_"
+        if not text.strip():
+            yield f"{path}: is empty; write keys of a run below the line '# @package _global_'"
+        elif "@package _global_" not in text:
+            yield f"{path}: its first line must be '# @package _global_', else it sets no keys"
 
 
 def to_yaml(config: PolicyConfig) -> str:
@@ -266,8 +283,9 @@ def load_mapping(path: Path) -> DictConfig:
         loaded = OmegaConf.load(path)
     except FileNotFoundError:
         raise ConfigError(f"{path}: not found; is this a run directory?") from None
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {first_line(error)}") from None
+    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, OSError) as error:
+        # The first line of a YAMLError does not say which line of the file is damaged.
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
     if not isinstance(loaded, DictConfig):
         raise ConfigError(f"{path}: not a mapping of configuration keys")
     return loaded
@@ -279,8 +297,8 @@ def _holds(path: Path, keys: Sequence[str]) -> bool:
     for key in keys:
         if isinstance(node, list) and key.isdigit():
             node = node[int(key)] if int(key) < len(node) else None
-        elif isinstance(node, dict) and key in node:
-            node = node[key]
+        elif isinstance(node, dict) and key in (named := {str(name): name for name in node}):
+            node = node[named[key]]
         else:
             return False
     return True

@@ -24,6 +24,20 @@ def explained(error: Exception, dirs: Sequence[Path]) -> ConfigError:
     text = str(error)
     if isinstance(error, MissingConfigException) and (name := missing_option(error)):
         return _no_option(name, text)
+    if isinstance(error, UnicodeDecodeError):
+        files = (path for folder in dirs for path in sorted(folder.rglob("*.yaml")))
+        # The exception has the bytes, and not the file.
+        damaged = next((path for path in files if error.object in path.read_bytes()), "a file")
+        return ConfigError(f"{damaged}: {error}; save it as UTF-8")
+    if isinstance(error, RecursionError):
+        return ConfigError(
+            f"{dirs[-1]}: the defaults of an option lead back to it; take that entry out"
+        )
+    if isinstance(error, ValueError | TypeError):
+        place = _place(text, dirs).replace("command line", str(dirs[-1]))
+        return ConfigError(
+            f"{place}: {first_line(error)}; write defaults: [OPTION, {{GROUP: OPTION}}]"
+        )
     if isinstance(error, YAMLError):
         return ConfigError(f"YAML does not parse: {' '.join(text.split())}")
     if match := re.search(r"Multiple values for (\w+)", text):
@@ -34,6 +48,11 @@ def explained(error: Exception, dirs: Sequence[Path]) -> ConfigError:
         return ConfigError(f"{key}=… (command line): write +{key}=… to add it")
     if match := re.search(r"Could not delete from config. '(.+)' does not exist", text):
         return ConfigError(f"~{match.group(1)} (command line): no such name")
+    if match := re.search(r"Error resolving interpolation '([^']+)'", text):
+        return ConfigError(
+            f"{match.group(1)} in place of an option: no group of this name is chosen before; "
+            "write the name of an option"
+        )
     if match := re.search(r"Error merging override \+*(.+)", text):
         # Hydra's own line repeats the override; its cause says what is wrong.
         reason = first_line(error.__cause__ or error)
@@ -45,7 +64,15 @@ def explained(error: Exception, dirs: Sequence[Path]) -> ConfigError:
             is_list = match.group(1).partition("=")[2].startswith("[")
             reason = "must be a mapping: {NAME: VALUE}" if is_list else LIST_NEEDED
         return ConfigError(f"{match.group(1)} (command line): {reason}")
+    if "ConfigTypeError raised while composing" in text:
+        return ConfigError(f"{_place(text, dirs)}: not a mapping of configuration keys")
     return ConfigError(f"({_place(text, dirs)}): {first_line(error)}")
+
+
+def unresolved(error: Exception) -> str:
+    """Why a reference to another value has none, and a mend."""
+    reason = re.sub(r"^\w+ raised while resolving interpolation: ", "", first_line(error))
+    return f"{reason.strip(chr(34))}; refer to a value that is there, as ${{learner.batch_size}}"
 
 
 def _no_option(name: str, text: str) -> ConfigError:
@@ -61,7 +88,7 @@ def _no_option(name: str, text: str) -> ConfigError:
 
 
 def _place(text: str, dirs: Sequence[Path]) -> str:
-    match = re.search(r"In '([^']+)':", text)
+    match = re.search(r"[Ii]n '([^']+)'", text)
     if not match:
         return "command line"
     for folder in dirs:

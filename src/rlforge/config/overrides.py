@@ -130,8 +130,8 @@ def override_problems(overrides: Sequence[str], root: type[PolicyConfig]) -> Ite
         if override.is_delete() and key_of(override).rpartition(".")[0] not in MAPPINGS:
             yield f"{line} (command line): nothing can be left out; choose another"
         if key_of(override) == "algorithm.name":
-            options = [path.stem for path in (conf_dir() / "algorithm").glob("*.yaml")]
-            mend = f"write algorithm={override.value()}{nearest(str(override.value()), options)}"
+            known = [path.stem for path in (conf_dir() / "algorithm").glob("*.yaml")]
+            mend = f"write algorithm={override.value()}{nearest(str(override.value()), known)}"
             yield f"{line} (command line): needs settings of its own; {mend}"
         if key_of(override) in MAPPINGS and override.value() == {}:
             yield (
@@ -144,13 +144,15 @@ def override_problems(overrides: Sequence[str], root: type[PolicyConfig]) -> Ite
                 "run directory is run_dir=…"
             )
         of_group = (conf_dir() / key_of(override)).is_dir()
+        given = override.value()
+        options = given if isinstance(given, list) else [given]
         if override.is_sweep_override():
             mend = "name one option" if of_group else f"write a list as '{name}=[…]'"
             yield (
                 f"{line} (command line): several values are a sweep; start it with "
                 f"rlforge train -m, or {mend}"
             )
-        elif of_group and not isinstance(override.value(), str | list):
+        elif of_group and not all(isinstance(one, str) for one in options):
             yield f"{line} (command line): give the name of an option of this group"
         if line.startswith("++") and of_group:
             yield f"{line} (command line): write +{key_of(override)}=…"

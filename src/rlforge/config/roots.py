@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from rlforge.config.compose import Composed, compose, from_yaml, load_mapping
 from rlforge.config.keys import all_roots, foreign_keys, group_dirs, kinds_with
@@ -100,16 +99,20 @@ def read_run(run_dir: Path, root: type[C]) -> C:
 
 def kind_of_run(run_dir: Path) -> type[PolicyConfig]:
     """The class of a run's configuration; ConfigError where there is none."""
-    if (kind := load_mapping(run_dir / "config.yaml").get("kind")) is not None:
-        return _root(str(kind))
+    path = run_dir / "config.yaml"
+    if (kind := load_mapping(path).get("kind")) is not None:
+        return _root(str(kind), f"{path}: ")
     # It is from before configurations said their kind: the command that started it says it.
     commands = run_dir / "command.txt"
     words = commands.read_text(encoding="utf-8").split() if commands.is_file() else []
     return next((root for root in all_roots() if root.command in words[1:2]), RunConfig)
 
 
-def _root(kind: str) -> type[PolicyConfig]:
-    root: type[PolicyConfig] = RUN_KINDS.find(kind).root
+def _root(kind: str, place: str = "") -> type[PolicyConfig]:
+    try:
+        root: type[PolicyConfig] = RUN_KINDS.find(kind).root
+    except ConfigError as error:
+        raise ConfigError(f"{place}{error}") from None
     return root
 
 
@@ -178,14 +181,15 @@ def _named_by(experiment: str, dirs: Sequence[Path], seen: frozenset[str]) -> _N
     """An experiment with the ones that it builds on."""
     paths = (folder / "experiment" / f"{experiment}.yaml" for folder in dirs)
     path = next((path for path in paths if path.is_file()), None)
-    # A missing file is Hydra's to report; a circle of experiments would have no end here.
-    if path is None or experiment in seen:
+    if path is None:  # which Hydra will report
         return _Named()
-    try:
-        content: Any = OmegaConf.to_container(load_mapping(path))
-    except (OmegaConfBaseException, OSError, ConfigError):
-        return _Named()  # Hydra will say what is wrong with it
+    # Hydra would follow a circle until Python's stack ends.
+    if experiment in seen:
+        raise ConfigError(f"{path}: its defaults lead back to it; take that experiment out of them")
+    content: Any = OmegaConf.to_container(load_mapping(path))
     defaults, own = content.pop("defaults", None), content.pop("kind", None)
+    if own is not None:
+        _root(str(own), f"{path}: ")  # refuses an unknown one while its file is known
     keys, kind = _leaves(content), None
     for entry in defaults if isinstance(defaults, list) else ():
         if isinstance(entry, str):
