@@ -133,6 +133,15 @@ def test_a_csv_file_is_a_table_for_any_reader(tmp_path):
     assert {row["batch_dropped_stale"] for row in rows} == {"7"}
 
 
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+def test_a_damaged_file_is_named(tmp_path, form):
+    path = tmp_path / f"b.{form}"
+    write_batch(path, BATCH)
+    path.write_bytes(path.read_bytes()[:300])
+    with pytest.raises(RunError, match=rf"b\.{form} is damaged .*; name another update"):
+        read_samples(path)
+
+
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "b.parquet"
     write_batch(path, BATCH)

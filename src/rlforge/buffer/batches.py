@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from rlforge.errors import RunError
+from rlforge.errors import RunError, first_line
 from rlforge.samples import Sample, TrainBatch
 from rlforge.system.files import atomic_path
 from rlforge.system.values import Codec, writable
@@ -110,11 +110,15 @@ _Rows = list[dict[str, Any]]
 
 
 def _read(path: Path) -> tuple[_Rows, dict[str, Any]]:
-    if path.suffix == ".csv":
-        rows, about = _read_csv(path)
-    else:
-        table = pq.read_table(path)
-        rows, about = table.to_pylist(), json.loads(table.schema.metadata[_BATCH_KEY])
+    try:
+        if path.suffix == ".csv":
+            rows, about = _read_csv(path)
+        else:
+            table = pq.read_table(path)
+            rows, about = table.to_pylist(), json.loads(table.schema.metadata[_BATCH_KEY])
+    except (pa.ArrowException, OSError) as error:
+        why = first_line(error)
+        raise RunError(f"{path} is damaged ({why}); name another update") from error
     for row in rows:
         # Earlier versions learned from games only, and wrote the origin under this name.
         if "game_id" in row:

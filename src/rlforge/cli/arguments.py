@@ -57,17 +57,24 @@ ConfigDir = Annotated[
 say = partial(typer.echo, err=True)
 
 
+def or_newest(path: Path) -> Path:
+    """``path``; for ``latest`` the newest run below ``runs/``, ConfigError where there is none."""
+    from rlforge.record.files import runs_below
+
+    # A folder of this name is meant itself.
+    if path != Path("latest") or path.exists():
+        return path
+    if found := runs_below(RUNS):
+        return found[0]
+    raise ConfigError(f"latest: there is no run below {RUNS}/ yet; {FIRST_RUN}")
+
+
 def must_be_run(path: Path | None) -> Path | None:
     """Refuse a path, if it is given, that is no run; ``latest`` is the newest below ``runs/``."""
     from rlforge.record.files import open_run, runs_below
 
-    # A folder of this name is meant itself.
-    if path == Path("latest") and not path.exists():
-        found = runs_below(RUNS)
-        if not found:
-            raise ConfigError(f"latest: there is no run below {RUNS}/ yet; {FIRST_RUN}")
-        path = found[0]
     if path is not None:
+        path = or_newest(path)
         try:
             open_run(path)
         except RlforgeError as error:

@@ -4,6 +4,7 @@ import html
 
 import pytest
 
+from rlforge.errors import RlforgeError
 from rlforge.record.files import open_run
 from rlforge.record.status import write_end, write_start
 from rlforge.show.report import write_report
@@ -26,6 +27,19 @@ def test_damaged_lines_are_named_and_the_others_drawn(own_run):
     assert f"{file}:3 is damaged (" in warnings(page)
     assert f"{file} lacks 1 of the 6 updates that summary.json counts." in warnings(page)
     assert "Learner" in page or "loss" in page
+
+
+def test_a_line_of_no_update_is_left_out_and_said(own_run):
+    file = own_run / "metrics.jsonl"
+    file.write_text(f'{file.read_text()}{{"a": 1}}\n')
+    page = write_report(own_run).read_text()
+    assert f"{file}: lines left out that have no step: 1." in warnings(page)
+
+
+def test_a_configuration_that_is_not_utf_8_is_named(own_run):
+    (own_run / "config.yaml").write_bytes("kind: games\nname: ä\n".encode("latin-1"))
+    with pytest.raises(RlforgeError, match=r"config\.yaml is damaged \(not UTF-8\); save it"):
+        write_report(own_run)
 
 
 @pytest.mark.parametrize("left", [0, 2])

@@ -9,7 +9,15 @@ from typing import Annotated
 
 import typer
 
-from rlforge.cli.arguments import Checkpoint, ConfigDir, JsonFile, offered_runs, say, write_result
+from rlforge.cli.arguments import (
+    Checkpoint,
+    ConfigDir,
+    JsonFile,
+    offered_runs,
+    or_newest,
+    say,
+    write_result,
+)
 from rlforge.cli.messages import wrapped
 from rlforge.errors import ConfigError, DeploymentError
 
@@ -62,7 +70,8 @@ def serve(
     from rlforge.continuous.serving import server
     from rlforge.continuous.serving.setup import compose_service
 
-    setup = compose_service(arguments or [], config_dir)
+    given = [one if "=" in one else str(or_newest(Path(one))) for one in arguments or []]
+    setup = compose_service(given, config_dir)
     checks: server.MakeChecks | None = None
     if setup.continuous is not None and setup.source is not None:
         # Imported only here, because it imports torch.
@@ -78,6 +87,7 @@ def deploy(
         typer.Argument(
             metavar="RUN|ADAPTER",
             help="A run, or a directory with an adapter.",
+            callback=or_newest,
             autocompletion=offered_runs,
         ),
     ],

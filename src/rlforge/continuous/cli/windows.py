@@ -22,6 +22,7 @@ from rlforge.cli.arguments import (
     Push,
     Resume,
     offered_runs,
+    or_newest,
     say,
 )
 from rlforge.cli.runs import start
@@ -68,6 +69,7 @@ StoreOrRun = Annotated[
     typer.Argument(
         metavar="STORE_OR_RUN",
         help="A trajectory store, or the run it belongs to.",
+        callback=or_newest,
         autocompletion=offered_runs,
     ),
 ]

@@ -82,6 +82,10 @@ def load_run(run_dir: Path | str) -> RunData:
     read, found = zip(*map(read_intact, files), strict=True)
     metrics, windows, evals, exact, alarms, ratings = read
     damage = [sentence for sentence in found if sentence is not None]
+    if stray := [row for row in metrics if "step" not in row]:
+        # Curves are over updates: a line of none has no place in them.
+        metrics = [row for row in metrics if "step" in row]
+        damage.append(f"{paths.metrics}: lines left out that have no step: {len(stray)}")
     return RunData(
         paths=paths,
         kind=_kind(paths.root),
@@ -133,4 +137,9 @@ def _policies(config: str) -> tuple[str, ...]:
 
 
 def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
+    except UnicodeDecodeError as error:
+        raise RlforgeError(
+            f"{path} is damaged (not UTF-8); save it as UTF-8, or remove it"
+        ) from error
