@@ -116,6 +116,9 @@ def _read(path: Path) -> tuple[_Rows, dict[str, Any]]:
         else:
             table = pq.read_table(path)
             rows, about = table.to_pylist(), json.loads(table.schema.metadata[_BATCH_KEY])
+    # A file that is missing is not damaged: its reader says so.
+    except FileNotFoundError:
+        raise
     except (pa.ArrowException, OSError) as error:
         why = first_line(error)
         raise RunError(f"{path} is damaged ({why}); name another update") from error

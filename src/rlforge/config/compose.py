@@ -284,6 +284,9 @@ def load_mapping(path: Path) -> DictConfig:
     except FileNotFoundError:
         raise ConfigError(f"{path}: not found; is this a run directory?") from None
     except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, OSError) as error:
+        # OmegaConf has OSErrors of its own, without a number; those of the system say enough.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         # The first line of a YAMLError does not say which line of the file is damaged.
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
     if not isinstance(loaded, DictConfig):
