@@ -209,7 +209,7 @@ class EnvSpec:
         if own < highest:
             return "loss"
         sharing = sum(reward == highest for reward in rewards.values())
-        # A reward that all share makes nobody the winner.
+        # A reward that all share makes no player the winner.
         most = len(rewards) - 1 if self.won_by == "team" else 1
         return "win" if sharing <= most else "draw"
 

@@ -57,10 +57,7 @@ def test_mistakes_in_a_file_name_the_file(tmp_path, text, message):
     ],
 )
 def test_an_experiment_that_cannot_be_read_is_named_with_the_mend(tmp_path, content, said):
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "mine.yaml").write_bytes(content)
-    with pytest.raises(ConfigError, match=said):
-        compose_any(["+experiment=mine"], tmp_path)
+    refused(tmp_path, "experiment", content, said)
 
 
 @pytest.mark.parametrize(
@@ -73,10 +70,15 @@ def test_an_experiment_that_cannot_be_read_is_named_with_the_mend(tmp_path, cont
     ],
 )
 def test_an_option_that_cannot_be_read_is_refused(tmp_path, content, said):
-    (tmp_path / "env").mkdir()
-    (tmp_path / "env" / "mine.yaml").write_bytes(content)
+    refused(tmp_path, "env", content, said)
+
+
+def refused(folder, group, content, said):
+    """Compose with an own file of a group."""
+    (folder / group).mkdir()
+    (folder / group / "mine.yaml").write_bytes(content)
     with pytest.raises(ConfigError, match=said):
-        compose(["env=mine"], tmp_path)
+        compose_any([f"{'+' * (group == 'experiment')}{group}=mine"], folder)
 
 
 def test_a_damaged_run_configuration_is_named_with_its_line(tmp_path):

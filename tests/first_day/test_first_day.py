@@ -133,7 +133,8 @@ def test_a_command_of_the_readme_works(line, day, monkeypatch, capsys):
     monkeypatch.chdir(walk.folder)
     words = shlex.split(line.replace("RUN", walk.found["run"]).replace("GAME", "latest"))
     if line.startswith(TRAIN):
-        words = ["rlforge", "doctor", *(word for word in words[2:] if word != "-m")]
+        kind = ["kind=sft"] if words[1] == "sft" else []
+        words = ["rlforge", "doctor", *kind, *(word for word in words[2:] if word != "-m")]
         words = [re.sub(r"^(seed=\d),.*", r"\1", word) for word in words]
     code = rlforge_here(*words[1:])
     out, err = capsys.readouterr()

@@ -94,7 +94,7 @@ def read_samples(path: Path) -> list[ShownSample]:
 
     Raises RunError where it wrote none, as in files of earlier versions.
     """
-    rows, _ = _read(path)
+    rows, _ = _read(path, mend="; name another update")
     if any(row.get("prompt") is None for row in rows):
         raise RunError(
             f"{path} has token ids only, no text of prompts and answers: it was written by an "
@@ -109,7 +109,7 @@ def read_samples(path: Path) -> list[ShownSample]:
 _Rows = list[dict[str, Any]]
 
 
-def _read(path: Path) -> tuple[_Rows, dict[str, Any]]:
+def _read(path: Path, mend: str = "") -> tuple[_Rows, dict[str, Any]]:
     try:
         if path.suffix == ".csv":
             rows, about = _read_csv(path)
@@ -120,8 +120,7 @@ def _read(path: Path) -> tuple[_Rows, dict[str, Any]]:
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError) as error:
-        why = first_line(error)
-        raise RunError(f"{path} is damaged ({why}); name another update") from error
+        raise RunError(f"{path} is damaged ({first_line(error)}){mend}") from error
     for row in rows:
         # Earlier versions learned from games only, and wrote the origin under this name.
         if "game_id" in row:

@@ -52,7 +52,7 @@ class StepBuffer(Buffer):
         self._turns.clear()
 
     def _store(self, game: Shaped) -> None:
-        # Stale games are observed, too: their yield tells what to expect of others.
+        # Stale games are observed, too: their yield is the estimate for others.
         self._observe(game)
         turns = [*chain(*game.episodes)]
         if not turns:

@@ -126,14 +126,14 @@ def show(
         return
     from rlforge.config.catalog import catalog, subjects
     from rlforge.config.docs import keys
-    from rlforge.config.keys import group_dirs
+    from rlforge.config.keys import group_dirs, option_file
 
     dirs = group_dirs(config_dir)
     overrides: list[str] = []
     names: list[str] = []
     for word in words or []:
         # The name of an experiment alone is a change to be applied, any other a key to explain.
-        experiment = any((folder / "experiment" / f"{word}.yaml").is_file() for folder in dirs)
+        experiment = option_file(f"experiment/{word}", dirs)
         (overrides if "=" in word or experiment else names).append(word)
     groups = [name for name in names if name in subjects()]
     # A group without keys of its own, which ``keys`` would refuse.

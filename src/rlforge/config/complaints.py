@@ -52,7 +52,7 @@ def translated(errors: Sequence[Any], values: Any) -> Iterator[Wrong]:
             except (KeyError, IndexError, TypeError):
                 break
             path.append(str(part))
-        # A validator raises one error only: the clashes that it holds are told one by one.
+        # A validator raises one error only: each of the clashes in it is reported by itself.
         clash = error.get("ctx", {}).get("error")
         if isinstance(clash, ClashError):
             for one in clash.wrong:

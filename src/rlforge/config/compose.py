@@ -21,7 +21,7 @@ from yaml import YAMLError
 
 from rlforge.config.complaints import InvalidValuesError, Wrong
 from rlforge.config.explain import explained, missing_option, unresolved
-from rlforge.config.keys import conf_dir, group_dirs, not_there, own_values
+from rlforge.config.keys import conf_dir, group_dirs, not_there, option_file, own_values
 from rlforge.config.overrides import (
     as_hydra_takes,
     is_group,
@@ -164,6 +164,7 @@ def _composed(overrides: Sequence[str], config_dir: Path | None, root: type[C]) 
     dirs = group_dirs(config_dir)
     # Hydra would misread these, or explain them in its own terms.
     raise_all(override_problems(overrides, root))
+    raise_all(_not_read(config_dir) if config_dir else ())
     search = [f"hydra.searchpath=[file://{config_dir.resolve()}]"] if config_dir else []
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="rlforge"):
@@ -222,7 +223,7 @@ def from_hydra(
     # References in the ``hydra`` node resolve only while Hydra itself runs a job.
     keys: list[Any] = [key for key in composed if key != "hydra"]
     if "experiment" in keys:
-        raise_all(_without_package(choices.get("experiment", ""), dirs))
+        raise_all(_without_package(option_file(f"experiment/{choices.get('experiment')}", dirs)))
     try:
         values = OmegaConf.to_container(OmegaConf.masked_copy(composed, keys), resolve=True)
         config = read(root, own_values(root, cast("dict[str, Any]", values)))
@@ -235,14 +236,24 @@ def from_hydra(
     return dataclasses.replace(found, config=config)
 
 
-def _without_package(experiment: str, dirs: Sequence[Path]) -> Iterator[str]:
+def _not_read(config_dir: Path) -> Iterator[str]:
+    """Yield a message for each file of the user that Hydra passes over for one of rlforge's."""
+    for path in conf_dir().rglob("*.yaml"):
+        own = config_dir / path.relative_to(conf_dir())
+        if own.is_file() and own.read_bytes() != path.read_bytes():
+            why = "rlforge has a file of this name, which is read in its place"
+            yield f"{own}: {why}; rename yours"
+
+
+def _without_package(experiment: Path | None) -> Iterator[str]:
     """Yield a message for an experiment's file whose keys Hydra puts below ``experiment``."""
-    for path in (folder / "experiment" / f"{experiment}.yaml" for folder in dirs):
-        text = path.read_text(encoding="utf-8") if path.is_file() else "# @package _global_"
-        if not text.strip():
-            yield f"{path}: is empty; write keys of a run below the line '# @package _global_'"
-        elif "@package _global_" not in text:
-            yield f"{path}: its first line must be '# @package _global_', else it sets no keys"
+    if experiment is None:
+        return
+    text = experiment.read_text(encoding="utf-8")
+    if not text.strip():
+        yield f"{experiment}: is empty; write keys of a run below the line '# @package _global_'"
+    elif "@package _global_" not in text:
+        yield f"{experiment}: its first line must be '# @package _global_', else it sets no keys"
 
 
 def to_yaml(config: PolicyConfig) -> str:

@@ -10,7 +10,7 @@ from hydra.errors import MissingConfigException
 from yaml import YAMLError
 
 from rlforge.config.complaints import LIST_NEEDED
-from rlforge.config.keys import conf_dir
+from rlforge.config.keys import conf_dir, option_file
 from rlforge.errors import ConfigError, first_line, nearest
 
 
@@ -91,8 +91,6 @@ def _place(text: str, dirs: Sequence[Path]) -> str:
     match = re.search(r"[Ii]n '([^']+)'", text)
     if not match:
         return "command line"
-    for folder in dirs:
-        path = folder / f"{match.group(1)}.yaml"
-        if path.is_file():
-            return f"conf/{match.group(1)}.yaml" if folder == conf_dir() else str(path)
-    return match.group(1)
+    if (path := option_file(match.group(1), dirs)) is None:
+        return match.group(1)
+    return f"conf/{match.group(1)}.yaml" if path.is_relative_to(conf_dir()) else str(path)

@@ -33,22 +33,16 @@ def conf_dir() -> Path:
 
 
 def group_dirs(config_dir: Path | None) -> tuple[Path, ...]:
-    """Folders with groups, the user's own last.
-
-    Raises ConfigError where the user's is missing, or one of its files is never read.
-    """
-    if config_dir is None:
-        return (conf_dir(),)
-    if not config_dir.is_dir():
+    """Folders with groups, the user's own last; ConfigError where that is missing."""
+    if config_dir is not None and not config_dir.is_dir():
         raise ConfigError(f"--config-dir {config_dir}: no such directory")
-    for path in conf_dir().rglob("*.yaml"):
-        own = config_dir / path.relative_to(conf_dir())
-        # Hydra reads the first file of a name without a word about the second.
-        if own.is_file() and own.read_bytes() != path.read_bytes():
-            raise ConfigError(
-                f"{own}: rlforge has a file of this name, which is read in its place; rename yours"
-            )
-    return conf_dir(), config_dir.resolve()
+    return (conf_dir(), *([config_dir.resolve()] if config_dir else []))
+
+
+def option_file(name: str, dirs: Sequence[Path]) -> Path | None:
+    """The YAML file of an option such as ``experiment/mine``: the first, which Hydra reads."""
+    files = (folder / f"{name}.yaml" for folder in dirs)
+    return next((file for file in files if file.is_file()), None)
 
 
 def foreign_keys(named: Collection[str], root: type[PolicyConfig]) -> list[str]:
@@ -109,7 +103,7 @@ def own_values(root: type[PolicyConfig], values: Mapping[str, Any]) -> dict[str,
             if isinstance(value, dict) and any(one.startswith(f"{key}.") for one in own)
             else value
             for key, value in keys.items()
-            # Keys that nobody has stay, so that validation refuses them.
+            # Keys that no kind of run has stay, so that validation refuses them.
             if key in own or key not in others
         }
 

@@ -85,7 +85,7 @@ class ModelConfig(Group):
     #: Hugging Face id or local directory; only for ``kind: hf``.
     name: Text | None = None
     #: Default prompt template of the environments, one of ``prompts`` or of ``rlforge plugins``. A
-    #: model without a chat template gets ``default`` in place of a ``chat`` that nobody chose.
+    #: model without a chat template gets ``default`` in place of a ``chat`` that no setting chose.
     prompt_template: str = "chat"
     #: Arguments of the tokenizer's chat template, as ``{enable_thinking: false}``.
     chat_template_args: dict[str, Any] = field(default_factory=dict)

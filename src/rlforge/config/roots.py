@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from omegaconf import OmegaConf
 
 from rlforge.config.compose import Composed, compose, from_yaml, load_mapping
-from rlforge.config.keys import all_roots, foreign_keys, group_dirs, kinds_with
+from rlforge.config.keys import all_roots, foreign_keys, group_dirs, kinds_with, option_file
 from rlforge.config.overrides import key_of, parse_overrides
 from rlforge.config.plugins import RUN_KINDS
 from rlforge.config.schema import PolicyConfig, RunConfig
@@ -179,8 +179,7 @@ def _experiment(overrides: Sequence[str], dirs: Sequence[Path]) -> _Named:
 
 def _named_by(experiment: str, dirs: Sequence[Path], seen: frozenset[str]) -> _Named:
     """An experiment with the ones that it builds on."""
-    paths = (folder / "experiment" / f"{experiment}.yaml" for folder in dirs)
-    path = next((path for path in paths if path.is_file()), None)
+    path = option_file(f"experiment/{experiment}", dirs)
     if path is None:  # which Hydra will report
         return _Named()
     # Hydra would follow a circle until Python's stack ends.

@@ -157,7 +157,7 @@ def lora_rank(rank: int) -> int:
 
 
 def vllm_environment(device: str, threads: int | None) -> dict[str, str]:
-    """Variables to set before vLLM is imported; on a CPU it has one thread unless told."""
+    """Variables to set before vLLM is imported; without ``threads`` it has one thread on a CPU."""
     variables = {
         # The engine's own process starts fast and dies as a whole.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

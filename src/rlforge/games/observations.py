@@ -22,7 +22,7 @@ def new_part(observation: str, seen: str) -> str:
     # The last paragraph always stays, because no message may be empty.
     same = next((n for n, (a, b) in pairs if a != b), min(len(now) - 1, len(before)))
     rest = "\n\n".join(now[same:])
-    # A paragraph that differs in any other way, as a board, stays whole: a part tells nothing.
+    # A paragraph that differs in any other way, as a board, stays whole: a part says nothing.
     return rest.removeprefix(f"{before[same]}\n") if same < len(before) else rest
 
 

@@ -258,7 +258,7 @@ def _listed(state: pyspiel.State, legal: tuple[str, ...]) -> Iterator[str]:
             continue
         name = state.action_to_string(state.current_player(), action)
         words = " ".join(re.sub(r"[\[\]]", " ", name).split())
-        # A number alone tells nothing, so OpenSpiel's name follows: ``[3] (P0 Bid: 4)``.
+        # A number alone says nothing, so OpenSpiel's name follows: ``[3] (P0 Bid: 4)``.
         yield token if token == f"[{words}]" else f"{token} ({words})"
 
 

@@ -78,7 +78,7 @@ def env_ids(source: str) -> list[str]:
 
 
 def subject_of(source: str) -> Literal["games", "market"]:
-    """Kind of words that games of a source are told in."""
+    """Kind of words in which a source describes its games."""
     # A tiny model knows the words of one subject only.
     found: Literal["games", "market"] = getattr(_source(source), "subject", "games")
     return found

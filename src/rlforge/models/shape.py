@@ -150,17 +150,16 @@ def shape_from_config(name: str, config: Mapping[str, Any]) -> ModelShape | None
     return shape
 
 
-def _published(name: str, *sizes: int) -> ModelShape:
+def _published(name: str, *sizes: int, tied: bool = True, head_norms: bool = False) -> ModelShape:
     named: dict[str, Any] = dict(zip(_SIZES, sizes, strict=True))
-    qwen, tied = name.startswith("Qwen3"), name != "Qwen3-8B"
-    return ModelShape(name=name, tied=tied, head_norms=qwen, **named)
+    return ModelShape(name=name, tied=tied, head_norms=head_norms, **named)
 
 
 #: Published shapes, so that tables and plans need no network: the sizes of ``_SIZES``.
 KNOWN = (
-    _published("Qwen3-1.7B", 28, 2048, 16, 8, 128, 6144, 151936),
-    _published("Qwen3-4B", 36, 2560, 32, 8, 128, 9728, 151936),
-    _published("Qwen3-8B", 36, 4096, 32, 8, 128, 12288, 151936),
+    _published("Qwen3-1.7B", 28, 2048, 16, 8, 128, 6144, 151936, head_norms=True),
+    _published("Qwen3-4B", 36, 2560, 32, 8, 128, 9728, 151936, head_norms=True),
+    _published("Qwen3-8B", 36, 4096, 32, 8, 128, 12288, 151936, tied=False, head_norms=True),
     _published("Llama-3.2-1B", 16, 2048, 32, 8, 64, 8192, 128256),
     _published("Llama-3.2-3B", 28, 3072, 24, 8, 128, 8192, 128256),
     _published("SmolLM2-135M", 30, 576, 9, 3, 64, 1536, 49152),

@@ -75,7 +75,7 @@ class Moment:
     @property
     def change(self) -> float:
         """Difference that the turn makes to the player that moved."""
-        # By their own reward: where a game is not zero-sum, another's tells nothing about a move.
+        # By their own reward: where a game is not zero-sum, another's says nothing about a move.
         return self.own_after.mean - self.own_before.mean
 
 

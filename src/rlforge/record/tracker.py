@@ -96,7 +96,7 @@ class Tracker:
         self._gpus: tuple[GpuLoad, ...] = ()
         self._api: tuple[ApiUsage, ...] = ()
         self._activity = ""
-        # Flushes empty ``_metrics``: what an update's line tells is gathered apart.
+        # Flushes empty ``_metrics``: the figures of an update's line are gathered apart.
         self._since_update = Metrics(cfg.window)
         self._ratings_changed = False
         self._next_flush = clock() + cfg.flush_every_s

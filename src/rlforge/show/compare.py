@@ -255,7 +255,7 @@ def _differing(configs: Sequence[Mapping[str, str]]) -> list[str]:
     """The keys whose values differ, most values first."""
     names = dict.fromkeys(key for config in configs for key in config)
     values = {key: len({config.get(key) for config in configs}) for key in names}
-    # A key with many values tells most: it stays where there is room for few.
+    # A key with many values separates runs best: it stays where there is room for few.
     differ = sorted((key for key in names if values[key] > 1), key=lambda key: -values[key])
     # Other kinds of runs lack keys: these need no columns where shared keys tell runs apart.
     shared = [key for key in differ if all(key in config for config in configs)]

@@ -140,7 +140,7 @@ class Display:
                 # Evaluations up to here were printed before the run was stopped.
                 self._update = p.update
                 self._evals = {key: step for key, (step, _) in evals.items()}
-            # Quick updates would flood a log; the last one is told in any case.
+            # Quick updates would flood a log; the last one is printed in any case.
             elif ended or now >= self._next_line:
                 lines.append(update_line(p))
                 self._update = p.update

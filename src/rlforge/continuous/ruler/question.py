@@ -187,7 +187,7 @@ def read(text: str, ids: Sequence[str]) -> dict[str, JudgeVerdict]:
         try:
             return _verdicts(entries, ids)
         except UnusableAnswerError as error:
-            # The last answer's problem is told; earlier ones were drafts.
+            # The last answer's problem is reported; earlier ones were drafts.
             problem = problem if number else error
     raise problem
 

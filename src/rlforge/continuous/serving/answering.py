@@ -200,7 +200,7 @@ class Answer:
         Raises as ``complete`` does before the first chunk; a later failure is the last chunk.
         """
         first = True
-        # An answer that may call tools is sent at once: only its end tells text from calls.
+        # An answer that may call tools is sent at once: only its end separates text from calls.
         streamed = not self._request.offered() and not self._params.model_logprobs
         async with contextlib.aclosing(self._pieces(stream=streamed)) as pieces:
             try:

@@ -348,7 +348,7 @@ async def _unless_disconnected(request: Request, work: Awaitable[None]) -> None:
     try:
         await asyncio.wait((answer, watch), return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
-            # Nobody reads the answer; the status is nginx's for this case.
+            # The client has gone; the status is nginx's for this case.
             raise HTTPException(499, "the client went away")
         answer.result()
     finally:

@@ -31,7 +31,8 @@ def conversation_tokens(
 ) -> tuple[int, ...]:
     """The prompt of a conversation; ValueError where the chat template refuses it."""
     with _refusals_explained():
-        # Control tokens in messages, calls, tools and arguments are text: nobody can forge turns.
+        # Control tokens in messages, calls, tools and arguments are text, so that no client can
+        # forge turns.
         return encoder_of(tokenizer).chat(messages, tools or (), arguments)
 
 

@@ -78,7 +78,7 @@ def load_run(run_dir: Path | str) -> RunData:
         games_error = str(error)
     summary = read_summary(paths)
     files = (paths.metrics, paths.windows, paths.evals, paths.exact, paths.sentinel, paths.ratings)
-    # The page tells what is damaged: warnings in a log would not reach its reader.
+    # The page names what is damaged: warnings in a log would not reach its reader.
     read, found = zip(*map(read_intact, files), strict=True)
     metrics, windows, evals, exact, alarms, ratings = read
     damage = [sentence for sentence in found if sentence is not None]
