@@ -9,6 +9,7 @@ SmolLM2's.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import tempfile
@@ -16,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from adapters import randomise
 from contenders.work import Turn, Work
 from peft import LoraConfig, get_peft_model
 
-from rlforge.config.model import LoraConfig as OurLoraConfig
+from rlforge.config.compose import compose
 from rlforge.config.model import ModelConfig
 from rlforge.config.training import LearnerConfig
 from rlforge.games.players import make_player
@@ -32,7 +32,6 @@ from rlforge.models.shape import KNOWN
 from rlforge.rollout.lineup import form_of
 from rlforge.types import EnvSpec
 
-CONF = Path(__file__).resolve().parents[1] / "conf"
 LENGTHS = Path(__file__).parent / "simpletak_lengths.json"
 ENV = EnvSpec(id="SimpleTak-v0-train")
 #: Model option -> the learner preset it is used with.
@@ -107,12 +106,12 @@ def _game(
 
 def make_work(option: str, turns: int, folder: Path) -> Work:
     """A batch of ``turns`` turns for ``model=OPTION``, and an adapter that is not zero."""
-    described = yaml.safe_load((CONF / "model" / f"{option}.yaml").read_text())
-    lora = OurLoraConfig(**described.pop("lora"), target_modules=[*KNOWN[0].linears])
-    model = ModelConfig(**described, lora=lora)
-    preset = yaml.safe_load((CONF / "learner" / f"{PRESETS[option]}.yaml").read_text())
+    config = compose([f"model={option}", f"learner={PRESETS[option]}"]).config
+    # Named layers: the peers know nothing of those that rlforge finds by itself.
+    lora = dataclasses.replace(config.model.lora, target_modules=[*KNOWN[0].linears])
+    model = dataclasses.replace(config.model, lora=lora)
     # One optimizer step on the whole batch for all contenders; rate and clipping are the work's.
-    own = {"train", "mini_batch_size", "micro_batch_tokens", "share_prefixes", "betas"}
+    own = ("train", "mini_batch_size", "micro_batch_tokens", "share_prefixes", "betas")
     tokenizer = load_tokenizer(model)
     return Work(
         name=option,
@@ -124,7 +123,7 @@ def make_work(option: str, turns: int, folder: Path) -> Work:
         pad_token_id=tokenizer.pad_token_id,
         learning_rate=LearnerConfig().learning_rate,
         grad_clip=1.0,
-        learner={key: value for key, value in preset.items() if key in own},
+        learner={key: getattr(config.learner, key) for key in own},
         turns=make_turns(tokenizer, model, turns),
     )
 

@@ -113,3 +113,11 @@ def test_wrong_options_end_in_one_line(options, message, learner, monkeypatch, c
         learner.main()
     assert ended.value.code == 2
     assert capsys.readouterr().err.strip().endswith(message)
+
+
+@pytest.mark.slow
+def test_work_of_the_options_takes_their_adapter_and_learner(turns, tmp_path):
+    work = turns.make_work("tiny", 4, tmp_path)
+    assert work.rank == 32
+    assert work.target_modules == tuple(turns.KNOWN[0].linears)
+    assert work.learner["betas"] == [0.9, 0.99]
