@@ -356,5 +356,27 @@ def test_turns_without_an_advantage_and_the_gap_between_seats_are_measured():
     metrics = learner.update(parts.batch(samples)).metrics
     assert metrics["no_advantage_share"] == 0.75
     assert metrics["seat_gap"] == 0.75 - -0.5
+    assert metrics["reward_spread"] == 2.0
+    assert (metrics["seat_share_min"], metrics["seat_share_max"]) == (0.25, 0.5)
     alone = learner.update(parts.batch(samples[:2])).metrics
     assert "seat_gap" not in alone
+    assert alone["seat_share_min"] == alone["seat_share_max"] == 1.0
+
+
+@pytest.mark.parametrize(("temperature", "low", "high"), [(1e4, 0.999, 1.001), (1e-4, 0.0, 0.01)])
+def test_the_entropy_share_tells_answers_at_random_from_certain_ones(temperature, low, high):
+    """Drawn as an engine does; an update on them afterwards leaves the share of others alone."""
+    model, samples = parts.model().eval(), []
+    torch.manual_seed(0)
+    for _ in range(50):
+        with torch.no_grad():
+            table = torch.log_softmax(
+                model(torch.tensor([[5, 6, 7]])).logits[0, -1] / temperature, -1
+            )
+        token = int(torch.multinomial(table.exp(), 1))
+        drawn = {"token_ids": (token,), "logprobs": (float(table[token]),)}
+        samples.append(parts.sample(prompt_token_ids=(5, 6, 7), reward=1.0, **drawn))
+    learner = parts.learner(model, temperature=temperature, learning_rate=1.0)
+    for _ in range(2):
+        share = learner.update(parts.batch(samples)).metrics["entropy_share"]
+        assert low <= share <= high

@@ -182,6 +182,7 @@ class Learner:
                 inputs.proximal.sampled,
                 inputs.behaviour,
                 self._weights_version,
+                self.model.config.get_text_config().vocab_size,
             ),
             **gap,
         }

@@ -19,9 +19,14 @@
 ``logprob_gap_mean`` |learner - engine| log-prob of tokens of the version that is updated or, where
                      they are few, of an earlier one (``rlforge.learner.gap``); ``logprob_gap_max``
 ``entropy``          mean of -log p of the sampled tokens before the update, in nats
+``entropy_share``    the same under the engines that sampled them, as a share of the log of the
+                     vocabulary: 1 for answers at random, 0 for answers that are certain
 ``reward_mean``      after the transforms; ``raw_reward_mean`` before; ``advantage_mean``;
                      ``no_advantage_share`` of the turns have an advantage of 0
+``reward_spread``    largest raw reward less the smallest
 ``seat_gap``         mean raw reward of the first seat's turns, less that of the others
+``seat_share_min``   share of the samples that the seat with the fewest has, of the seats that have
+                     any; ``seat_share_max`` of the one with the most
 ``lag_mean``         updates between a sample's policy and the one updated; ``lag_max``
 ``dropped_stale``    samples dropped as too old since the last update; ``dropped_stale_share``
 ``info/NAME``        mean of a number in ``Sample.info`` over the samples that have it
@@ -33,11 +38,12 @@ The metrics of the algorithm follow, averaged over the optimizer steps applied.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import resource
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -134,15 +140,19 @@ def batch_metrics(batch: TrainBatch, selection: Selection, version: int) -> dict
     """Rewards and lags of the batch, and counts of samples that are not trained on."""
     versions = [batch.samples[row.sample].policy_version for row in selection.turns]
     lags = [version - one for one in versions if one != OTHER_RUN]
+    raw = [sample.raw_reward for sample in batch.samples]
     first = [sample.raw_reward for sample in batch.samples if sample.player_id == 0]
     others = [sample.raw_reward for sample in batch.samples if sample.player_id != 0]
+    shares = [n / len(raw) for n in Counter(one.player_id for one in batch.samples).values()]
     return {
         "tokens": float(selection.tokens),
         "samples_empty": float(selection.empty),
         "samples_too_long": float(selection.too_long),
         "samples_truncated": float(selection.truncated),
         "reward_mean": _mean([sample.reward for sample in batch.samples]),
-        "raw_reward_mean": _mean([sample.raw_reward for sample in batch.samples]),
+        "raw_reward_mean": _mean(raw),
+        **({"reward_spread": max(raw) - min(raw)} if raw else {}),
+        **({"seat_share_min": min(shares), "seat_share_max": max(shares)} if shares else {}),
         **({"seat_gap": _mean(first) - _mean(others)} if first and others else {}),
         **({"lag_mean": _mean(lags), "lag_max": float(max(lags))} if lags else {}),
         "dropped_stale": float(batch.dropped_stale),
@@ -172,9 +182,22 @@ def advantage_metrics(advantages: Tensor) -> dict[str, float]:
 
 
 def logprob_metrics(
-    selection: Selection, batch: Sequence[Sample], proximal: Tensor, behaviour: Tensor, version: int
+    selection: Selection,
+    batch: Sequence[Sample],
+    proximal: Tensor,
+    behaviour: Tensor,
+    version: int,
+    vocabulary: int,
 ) -> dict[str, float]:
-    """Entropy, and |proximal - behaviour| log-prob [N] over the tokens at lag 0."""
+    """Entropies, and |proximal - behaviour| log-prob [N] over the tokens at lag 0.
+
+    Args:
+        selection, batch: Rows that are trained on, and the samples that they are of.
+        proximal, behaviour: Log-probs [N] of their answer tokens before the update, and under the
+            engines that sampled them.
+        version: The one that is updated.
+        vocabulary: Number of tokens among which an engine draws.
+    """
     if not selection.tokens:
         return {}
     # At tokens of an earlier version the policy has changed, so the gap is not the engine's alone.
@@ -182,7 +205,10 @@ def logprob_metrics(
         [batch[row.sample].policy_version == version for row in selection.turns],
         [len(row.answer) for row in selection.turns],
     )
-    metrics = {"entropy": float(-proximal.mean())}
+    # Under the version that drew them, -log p of tokens estimates an entropy without bias: after
+    # large steps tokens of earlier versions look unlikely, and a sharp policy would seem uniform.
+    share = float(-behaviour.mean()) / math.log(max(2, vocabulary))
+    metrics = {"entropy": float(-proximal.mean()), "entropy_share": share}
     gap = (proximal - behaviour).abs().cpu()[torch.from_numpy(current)]
     return metrics | gap_metrics(gap) if len(gap) else metrics
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
-from tests.factories import checkpoint, game_spec, seat
+from tests.factories import checkpoint, game_record, game_spec, scripted, seat, turn
 
 from rlforge.buffer.batches import read_batch
 from rlforge.config.compose import compose
@@ -22,7 +22,16 @@ from rlforge.rollout.collector import Collector, MakeAnswer
 from rlforge.rollout.episode import Answer
 from rlforge.run.actors import state
 from rlforge.run.actors.state import BufferActor, PoolActor
-from rlforge.types import Checkpoint, Completion, EnvSpec, Form, GameRecord, GameSpec, Seat
+from rlforge.types import (
+    Checkpoint,
+    Completion,
+    EnvSpec,
+    Form,
+    GameRecord,
+    GameSpec,
+    PolicyRef,
+    Seat,
+)
 
 GROUP = 4
 ENV = EnvSpec(id="TicTacToe-v0-train", max_turns=20, error_allowance=0, form=Form(extraction="raw"))
@@ -107,6 +116,27 @@ async def test_a_group_without_an_episode_leaves_nothing_behind(tmp_path: Path) 
     assert (await buffer.state_dict())["policies"][""]["buffer"]["groups"] == []
 
 
+async def test_the_share_of_the_most_met_opponent_is_that_of_the_games_since_the_last_batch(
+    tmp_path: Path,
+) -> None:
+    given = ["+experiment=tictactoe_mirror", "learner.batch_size=2", "buffer.save_batches=false"]
+    buffer = make_buffer(compose(given).config, tmp_path)
+
+    async def share_after(*opponents: PolicyRef) -> float:
+        for number, opponent in enumerate(opponents):
+            seats = [seat(0, checkpoint(0)), seat(1, opponent, trained=opponent.uid == "step-0")]
+            spec = game_spec(f"g{number}", ENV, seats)
+            await buffer.deliver("collector", [game_record(spec, [turn(0), turn(0)])])
+        batch, _ = await buffer.next_batch(0, 1)
+        assert batch is not None
+        return (await buffer.figures())["opponent_share_max"]
+
+    minimax, own = scripted("minimax"), checkpoint(0)
+    assert await share_after(minimax, scripted(), minimax, own) == 0.5
+    assert await share_after(minimax) == 1.0
+    assert await share_after(own, checkpoint(3)) == 0.0
+
+
 async def test_a_call_of_a_dead_collector_takes_no_room_from_its_successor(tmp_path: Path) -> None:
     buffer = make_buffer(compose(["+experiment=tictactoe_mirror"]).config, tmp_path)
     room = await buffer.reserve("collector-0", 10_000)
@@ -181,8 +211,8 @@ async def test_of_one_seat_that_is_drawn_a_game_is_learned_and_both_move_the_bas
     everything, drawn = [(await buffer.state_dict())["policies"][""] for buffer in (both, one)]
     assert drawn["rewards"] == everything["rewards"]
     seats = defaultdict[str, set[int]](set)
-    for turn in drawn["buffer"]["turns"]:
-        seats[turn["origin"]].add(turn["player_id"])
+    for row in drawn["buffer"]["turns"]:
+        seats[row["origin"]].add(row["player_id"])
     assert len(seats) == len(specs)
     assert all(len(each) == 1 for each in seats.values())
     assert 16 < sum(0 in each for each in seats.values()) < 48

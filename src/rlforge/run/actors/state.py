@@ -9,6 +9,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from rlforge.rollout.lineup import fixed_opponents, train_envs
 from rlforge.rollout.schedule import GameScheduler, GamesUnderWay
 from rlforge.run.actors.process import begin
 from rlforge.samples import TrainBatch
+from rlforge.system.checkpoint import is_step_name
 from rlforge.system.garbage import freeze_gc
 from rlforge.system.hardware import versions
 from rlforge.types import Checkpoint, GameRecord, GameSpec
@@ -201,6 +203,11 @@ class _Samples:
         self.buffer = BUFFERS[config.buffer.kind](settings)
         #: Games that each collector plays.
         self.reserved: Counter[str] = Counter()
+        #: Opponents that are no versions of the run in each game delivered since the last draw, and
+        #: the largest share of these games that one of them had at that draw. Not in the saved
+        #: state: a resumed run counts anew.
+        self._met: list[set[str]] = []
+        self._opponent_share: float | None = None
 
     def reserve(self, collector: str, games: int, now: float | None) -> int:
         granted = self.buffer.reserve(games, now)
@@ -219,10 +226,22 @@ class _Samples:
             )
             for record in played
         )
+        for record in played:
+            others = {seat.policy.uid for seat in record.spec.seats if not seat.trained}
+            self._met.append({uid for uid in others if not is_step_name(uid)})
         ended = min(len(played), self.reserved[collector])
         self.reserved[collector] -= ended
         durations = [record.duration_s for record in played]
         self.buffer.release(ended, statistics.mean(durations) if durations else None)
+
+    def draw(self, version: int, now: float) -> TrainBatch | None:
+        """Draw a batch from the buffer."""
+        drawn = self.buffer.draw(self.batch_size, version, now)
+        if drawn is not None and self._met:
+            games = Counter(chain.from_iterable(self._met))
+            self._opponent_share = max(games.values(), default=0) / len(self._met)
+            self._met = []
+        return drawn
 
     def release_all(self, collector: str) -> None:
         self.buffer.release(self.reserved.pop(collector, 0))
@@ -241,6 +260,8 @@ class _Samples:
             "dropped_old_length": losses.old_length,
             "evicted": float(losses.evicted),
         }
+        if self._opponent_share is not None:
+            figures["opponent_share_max"] = self._opponent_share
         if isinstance(self.buffer, EpisodeBuffer):
             figures["group_wait"] = self.buffer.group_wait
         if isinstance(self.buffer, EpisodeBuffer) and self._dynamic:
@@ -348,7 +369,7 @@ class BufferActor:
                     return None, None
                 if samples.buffer.ready():
                     now = time.monotonic()
-                    drawn = samples.buffer.draw(samples.batch_size, version, now)
+                    drawn = samples.draw(version, now)
                     if drawn is not None and wait:
                         handed, self._handed[name] = self._handed.get(name, asked), now
                         samples.buffer.waited(now - asked, asked - handed)
