@@ -8,12 +8,16 @@ import os
 import sys
 from typing import NoReturn
 
+from rlforge.system import signals
+from rlforge.system.output import flush
+
 
 def command() -> NoReturn:
     """Run the command line, then end the process with its exit code.
 
     A crash in native code prints the stack of each thread to standard error.
     """
+    signals.at_once()
     with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
         faulthandler.enable()  # raises where standard error is no file
     code: int | None = None
@@ -23,9 +27,8 @@ def command() -> NoReturn:
         # crashes there, and a run that is done would end with a signal in place of its exit code.
         if code is not None and "ray" in sys.modules:
             logging.shutdown()
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(AttributeError, OSError, ValueError):
-                    stream.flush()
+            flush(sys.stdout)
+            flush(sys.stderr)
             os._exit(code)
 
     # Python calls such functions in the opposite order: what is imported below ends before.

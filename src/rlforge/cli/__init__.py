@@ -15,23 +15,23 @@ from rlforge.cli import discover, examine, games, runs, watch
 from rlforge.cli.messages import wrong_usage
 from rlforge.config.plugins import COMMANDS
 from rlforge.errors import RlforgeError
+from rlforge.system import signals
 from rlforge.system.files import says_full_disk
+from rlforge.system.output import lossy
 from rlforge.system.packages import extra_of
-
-
-class _StoppedError(RlforgeError):
-    """Ctrl-C ended the command."""
-
-    exit_code = 130
 
 
 class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt as interrupt:  # a run that it ended says what is saved
-            said = " ".join(["interrupted", *map(str, interrupt.args)])
-            raise _StoppedError(said) from interrupt
+        except KeyboardInterrupt as interrupt:
+            # Typer would make an exception of it that has no text and prints an empty line.
+            raise _StoppedError(*interrupt.args) from interrupt
+
+
+class _StoppedError(Exception):
+    """A signal has ended the command; the text says what is saved."""
 
 
 app = typer.Typer(
@@ -98,30 +98,56 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # what its encoding cannot show
+    with lossy("stderr"):
+        try:
+            with signals.owned():
+                code = _of_command()
+        except KeyboardInterrupt:  # while an error was told
+            code = _interrupted()
+    sys.exit(code)
+
+
+def _of_command() -> int:
+    """Run the command, and tell of what ended it; returns its exit code."""
     try:
         # Else Typer would print errors in its own way and exit by its own codes.
         code = app(prog_name="rlforge", standalone_mode=False)
-    except RlforgeError as error:
-        typer.echo(f"rlforge: {error}", err=True)
-        sys.exit(error.exit_code)
-    except typer.TyperException as error:
-        if error.format_message():  # without one, help is printed already
-            typer.echo(f"rlforge: {wrong_usage(error)}", err=True)
-        sys.exit(error.exit_code)
-    except ModuleNotFoundError as error:
-        module = (error.name or "").partition(".")[0]
-        if (extra := extra_of(module)) is None:
-            raise  # no extra brings it: a fault of rlforge
-        typer.echo(f"rlforge: {module} is not installed; pip install 'rlforge[{extra}]'", err=True)
-        sys.exit(2)
-    except typer.Abort:
-        typer.echo("rlforge: interrupted", err=True)
-        sys.exit(130)
-    except OSError as error:  # no permission, a directory in a file's place, a full disk
-        typer.echo(f"rlforge: {_of_the_system(error)}", err=True)
-        sys.exit(1)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (_StoppedError, typer.Abort) as stopped:
+        return _interrupted(*stopped.args)
+    except BaseException as error:
+        if signals.dropped():  # native code has made another exception of the interrupt
+            return _interrupted()
+        return _told(error)
     # Here Typer returns the code of ``typer.Exit``.
-    sys.exit(code or 0)
+    return int(code or 0)
+
+
+def _interrupted(*said: object) -> int:
+    typer.echo(" ".join(["rlforge: interrupted", *map(str, said)]), err=True)
+    return signals.INTERRUPTED
+
+
+def _told(error: BaseException) -> int:
+    """Print an error that users can mend; raise any other."""
+    match error:
+        case RlforgeError():
+            typer.echo(f"rlforge: {error}", err=True)
+            return error.exit_code
+        case typer.TyperException():
+            if error.format_message():  # without one, help is printed already
+                typer.echo(f"rlforge: {wrong_usage(error)}", err=True)
+            return error.exit_code
+        case ModuleNotFoundError() if extra := extra_of((error.name or "").partition(".")[0]):
+            lacks = (error.name or "").partition(".")[0]
+            install = f"pip install 'rlforge[{extra}]'"
+            typer.echo(f"rlforge: {lacks} is not installed; {install}", err=True)
+            return 2
+        case OSError():  # no permission, a directory in a file's place, a full disk
+            typer.echo(f"rlforge: {_of_the_system(error)}", err=True)
+            return 1
+    raise error
 
 
 def _of_the_system(error: OSError) -> str:

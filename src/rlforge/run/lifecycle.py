@@ -13,12 +13,10 @@ import contextlib
 import logging
 import shlex
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from signal import SIGINT, SIGTERM
 from typing import Any, Generic, NoReturn, TypeVar
 
 import ray
@@ -50,9 +48,6 @@ from rlforge.types import value
 log = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=PolicyConfig)
-
-ONE_SIGNAL_S = 1.0
-"""Signals within so many seconds are one: shells and ``timeout`` send them twice."""
 
 POLL_S = 0.5
 """Seconds between readings of the progress for the display."""
@@ -118,15 +113,6 @@ def execute(
     make = controller or kind_of(config).controller(config)
 
     async def main() -> Outcome:
-        interrupts.listen()
-        try:
-            return await actors_to_end()
-        except asyncio.CancelledError:
-            if interrupts.at_once:
-                raise KeyboardInterrupt from None
-            raise
-
-    async def actors_to_end() -> Outcome:
         started = time.time()
         with (
             open_log("run", str(run_dir)),
@@ -159,7 +145,7 @@ def execute(
 
     with ray_started(plan.hardware, plan.num_cpus) as ray_processes:
         failures = _Failures(ray_processes, run_dir, config.command)
-        return wait_for(main(), interrupts.from_other_thread)
+        return wait_for(main(), interrupts.heard)
 
 
 class _Failures:
@@ -299,44 +285,32 @@ async def _watch_gpus(tracker: Any) -> None:
 
 
 class _Interrupts:
-    """First Ctrl-C or SIGTERM: the controller stops. Second, or without one: the run ends."""
+    """First signal: the controller stops. Second, or without one: the run ends at once."""
 
     def __init__(self) -> None:
-        self.at_once = False
         self._stop: Callable[[], None] | None = None
-        self._first: float | None = None
-
-    def listen(self) -> None:
-        self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
-        # The event loop takes the signals: an exception out of a signal handler could end in a
-        # callback that drops it. Only the main thread can set handlers.
-        if threading.current_thread() is threading.main_thread():
-            for number in (SIGINT, SIGTERM):
-                self._loop.add_signal_handler(number, self._interrupt)
 
     def connect(self, stop: Callable[[], None], note: Callable[[str], None]) -> None:
-        """Let the first interrupt call ``stop`` from now on."""
-        self._stop, self._note = stop, note
+        """Let the next signal call ``stop``."""
+        loop = asyncio.get_running_loop()
 
-    def from_other_thread(self) -> bool:
-        """Interrupt the run; False while there is no controller to stop."""
-        if self._stop is None:
-            return False
-        # The loop is closed where the run has just ended.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._interrupt)
-        return True
+        def begin() -> None:
+            note("stopping: the work in hand is finished and saved; again to stop at once")
+            stop()
 
-    def _interrupt(self) -> None:
-        now = time.monotonic()
-        if self._stop is not None and self._first is None:
-            self._note("stopping: the work in hand is finished and saved; again to stop at once")
-            self._stop()
-        elif self._first is None or now - self._first > ONE_SIGNAL_S:
-            self.at_once = True
-            if self._main is not None:
-                self._main.cancel()
-        self._first = self._first or now
+        def ask() -> None:
+            # The loop is closed where the run has just ended.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(begin)
+
+        self._stop = ask
+
+    def heard(self) -> bool:
+        """Interrupt the run; False where it ends at once."""
+        stop, self._stop = self._stop, None
+        if stop is not None:
+            stop()
+        return stop is not None
 
 
 @contextlib.contextmanager

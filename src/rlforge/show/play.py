@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -147,8 +146,6 @@ async def play(
     spec = GameSpec(
         game_id="play", env=env, seed=seed, purpose="eval", seats=line_up(env, policies, None)
     )
-    # Ctrl-C must end the reading of a line at once; asyncio's own handler waits for the line.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     async with seat_policies(config, policies, say) as answers:
         own = {
             seat.player_id: Acting(seat, lambda seed: person.act)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
+
+from rlforge.system.signals import heard, owned
 
 T = TypeVar("T")
 
@@ -24,8 +25,9 @@ POLL_S = 0.2
 def wait_for(work: Coroutine[Any, Any, T], interrupt: Callable[[], bool] | None = None) -> T:
     """``asyncio.run``, also where this thread's event loop is running, as in a notebook.
 
-    There ``work`` runs in a thread of its own. On Ctrl-C ``interrupt`` is called in the waiting
-    one; where it returns False, or is None, the work is cancelled and KeyboardInterrupt raised.
+    There ``work`` runs in a thread of its own. A signal that ends commands (``system.signals``)
+    calls ``interrupt``; where it returns False, or is None, the work is cancelled and
+    KeyboardInterrupt raised.
 
     Example:
         >>> async def double(number):
@@ -33,72 +35,76 @@ def wait_for(work: Coroutine[Any, Any, T], interrupt: Callable[[], bool] | None 
         >>> wait_for(double(21))
         42
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-    loop, result = runner.get_loop(), Future[T]()
-    # A task that is made here has this thread's context, by which IPython assigns output to a cell.
-    task = loop.create_task(work)
-    # The time at which cancelled work is left; infinite until it is cancelled.
-    left_at = float("inf")
+    with owned():
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return _Waiting(work, interrupt).here()
+        return _Waiting(work, interrupt).elsewhere()
 
-    async def finished() -> T:
-        return await task
 
-    def run() -> None:
-        with runner:
-            _settle(result, lambda: runner.run(finished()))
+class _Waiting(Generic[T]):
+    """Work in a loop of its own, and what a signal does to it."""
 
-    def cancel() -> None:
-        nonlocal left_at
-        left_at = time.monotonic() + CANCEL_PATIENCE_S
+    def __init__(self, work: Coroutine[Any, Any, T], interrupt: Callable[[], bool] | None) -> None:
+        self._runner, self._interrupt = (
+            asyncio.Runner(loop_factory=asyncio.new_event_loop),
+            interrupt,
+        )
+        self._loop = self._runner.get_loop()
+        # A task that is made here has this thread's context, by which IPython assigns output to a
+        # cell.
+        self._task = self._loop.create_task(work)
+        #: The time at which cancelled work is left; infinite until it is cancelled.
+        self._left_at = float("inf")
+
+    def here(self) -> T:
+        try:
+            with heard(self._on_signal):
+                return self._run()
+        except BaseException:
+            if self._left_at < float("inf"):
+                raise KeyboardInterrupt from None
+            raise
+
+    def elsewhere(self) -> T:
+        result = Future[T]()
+        thread = threading.Thread(
+            target=_settle, args=(result, self._run), name="rlforge-loop", daemon=True
+        )
+        with heard(self._on_signal):
+            try:
+                thread.start()
+                while thread.is_alive() and time.monotonic() < self._left_at:
+                    thread.join(POLL_S)
+            except BaseException:
+                # A second cancellation would end the clean-up.
+                if self._left_at == float("inf"):
+                    self._cancel()
+                thread.join(CANCEL_PATIENCE_S)
+                raise
+        if self._left_at < float("inf"):
+            raise KeyboardInterrupt
+        return result.result()
+
+    def _run(self) -> T:
+        async def finished() -> T:
+            return await self._task
+
+        with self._runner:
+            return self._runner.run(finished())
+
+    def _on_signal(self) -> None:
+        # Further ones must not end the clean-up, unless it hangs.
+        hangs = time.monotonic() > self._left_at
+        if hangs or (self._left_at == float("inf") and not (self._interrupt and self._interrupt())):
+            self._cancel()
+
+    def _cancel(self) -> None:
+        self._left_at = time.monotonic() + CANCEL_PATIENCE_S
         # The loop is closed where the work has just ended.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(task.cancel)
-
-    def on_interrupt() -> None:
-        # Shells send a signal twice: the second must not end the clean-up.
-        if left_at == float("inf") and (interrupt is None or not interrupt()):
-            cancel()
-
-    thread = threading.Thread(target=run, name="rlforge-loop", daemon=True)
-    with _interrupts(on_interrupt):
-        try:
-            thread.start()
-            while thread.is_alive() and time.monotonic() < left_at:
-                thread.join(POLL_S)
-        except BaseException:
-            # A second cancellation would end the clean-up.
-            if left_at == float("inf"):
-                cancel()
-            thread.join(CANCEL_PATIENCE_S)
-            raise
-    if left_at < float("inf"):
-        raise KeyboardInterrupt
-    return result.result()
-
-
-@contextlib.contextmanager
-def _interrupts(call: Callable[[], None]) -> Iterator[None]:
-    """Call ``call`` on Ctrl-C, in the main thread; elsewhere nothing."""
-    replaced: dict[signal.Signals, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handler = signal.getsignal(number)
-            # The handler of a running loop would cancel the task that waits, but not end the wait.
-            # SIGTERM counts as Ctrl-C where it has the handler of Ctrl-C.
-            own = number is signal.SIGINT and callable(handler)
-            if own or handler is signal.default_int_handler:
-                replaced[number] = handler
-    try:
-        for number in replaced:
-            signal.signal(number, lambda number, frame: call())
-        yield
-    finally:
-        for number, handler in replaced.items():
-            signal.signal(number, handler)
+            self._loop.call_soon_threadsafe(self._task.cancel)
 
 
 def in_thread(work: Callable[[], T]) -> T:

@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Collection, Coroutine, Iterator
 from contextvars import ContextVar
@@ -17,10 +16,11 @@ from typing import Any, TypeVar
 
 import psutil
 import ray
-from ray._private import worker
+from ray._private import utils, worker
 
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import RunError
+from rlforge.system.signals import WARNINGS, heed, held, owned
 
 log = logging.getLogger(__name__)
 
@@ -40,33 +40,31 @@ def ray_started(hardware: HardwareConfig, num_cpus: float) -> Iterator[RayProces
     """A Ray of our own for the block, or a connection to ``hardware.ray_address``.
 
     Only ``hardware.ray_address`` decides: a cluster of this machine and RAY_ADDRESS are ignored.
-    No process of our own Ray outlives the block, and the signal handlers are as before. In the
-    block SIGTERM acts like Ctrl-C; signals that arrive while Ray ends are ignored. Processes of our
-    own Ray get no signals that are sent to the process group of this one. Raises RunError where
-    this process uses Ray already.
+    No process of our own Ray outlives the block. Signals that arrive while Ray ends are heeded
+    afterwards. Processes of our own Ray get none that is sent to the process group of this one.
+    Raises RunError where this process uses Ray already.
     """
     if ray.is_initialized():
         raise RunError("this process uses Ray already; call ray.shutdown() before the run")
     before = _children()
-    with _own_handlers(), _heard_in_log():
+    with owned(), _without_handlers(), _heard_in_log():
         try:
             _enter_ray(hardware, num_cpus)
-            # Ray's handler would end this process in the middle of anything, with a stack trace.
-            _handle(signal.SIGTERM, signal.default_int_handler)
+            heed()
         except BaseException:
             # After Ctrl-C Ray itself would forget a node that is still starting.
-            for process in _children() - before:
-                _kill(process)
-            ray.shutdown()
+            with held():
+                for process in _children() - before:
+                    _kill(process)
+                ray.shutdown()
             raise
         try:
             yield RayProcesses(_children() - before if hardware.ray_address is None else ())
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                _handle(number, signal.SIG_IGN)
-            of_ray = _children() - before
-            ray.shutdown()
-            end_processes(of_ray)
+            with held():
+                of_ray = _children() - before
+                ray.shutdown()
+                end_processes(of_ray)
 
 
 class RayProcesses:
@@ -116,9 +114,18 @@ class RayProcesses:
 #: Whether processes that are forked in this context lead process groups of their own.
 _forks_lead = ContextVar("_forks_lead", default=False)
 
+
+def _lead() -> None:
+    if _forks_lead.get():
+        os.setpgrp()
+        # Slurm sends the warning to all processes of a step.
+        for number in (signal.SIGHUP, *WARNINGS.values()):
+            signal.signal(number, signal.SIG_IGN)
+
+
 # The hook reaches Ray's processes: Ray starts them with a ``preexec_fn``, and only then
 # ``subprocess`` runs the hooks of forks.
-os.register_at_fork(after_in_child=lambda: os.setpgrp() if _forks_lead.get() else None)
+os.register_at_fork(after_in_child=_lead)
 
 
 @contextlib.contextmanager
@@ -136,19 +143,17 @@ def _own_groups() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _own_handlers() -> Iterator[None]:
-    """Restore the handlers of SIGINT and SIGTERM after the block."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    # The handler of a running event loop would cancel the task that starts Ray, and not interrupt
-    # the start.
-    if callable(before[signal.SIGINT]):
-        _handle(signal.SIGINT, signal.default_int_handler)
+def _without_handlers() -> Iterator[None]:
+    """In the block Ray sets no handler of SIGTERM.
+
+    Its own ends this process in the middle of anything, by an exit code that says nothing.
+    """
+    set_handler = utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda handler: None
     try:
         yield
     finally:
-        for number, handler in before.items():
-            if handler is not None:
-                _handle(number, handler)
+        utils.set_sigterm_handler = set_handler
 
 
 @contextlib.contextmanager
@@ -164,12 +169,6 @@ def _heard_in_log() -> Iterator[None]:
         yield
     finally:
         worker.print_to_stdstream = print_them
-
-
-def _handle(number: signal.Signals, handler: Any) -> None:
-    """Set a signal's handler; nothing in a thread that gets no signals."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(number, handler)
 
 
 def _enter_ray(hardware: HardwareConfig, num_cpus: float) -> None:
