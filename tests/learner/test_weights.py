@@ -22,6 +22,7 @@ from rlforge.engines.policies import load_policy
 from rlforge.errors import CheckpointError, ConfigError
 from rlforge.learner.weights import attach_lora, save_value_head
 from rlforge.models.files import ADAPTER_WEIGHTS, VALUE_HEAD
+from rlforge.system.checkpoint import write_checkpoint
 
 IDS = torch.tensor([[5, 6, 7, 8]])
 
@@ -229,13 +230,17 @@ def test_unknown_target_modules_are_refused_with_the_known_ones():
 @pytest.mark.parametrize("full", [False, True])
 def test_weights_have_the_mode_that_the_umask_gives(mask, full, tmp_path):
     learner = parts.learner(parts.model(), train="full" if full else "lora")
+
+    def save(directory):
+        learner.save(directory)
+        save_value_head(torch.nn.Linear(4, 1), directory)
+
     before = os.umask(mask)
     try:
-        learner.save(tmp_path)
-        save_value_head(torch.nn.Linear(4, 1), tmp_path)
+        saved = write_checkpoint(tmp_path, "step-1", save, {})
     finally:
         os.umask(before)
-    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    modes = {path.name: path.stat().st_mode & 0o777 for path in saved.iterdir()}
     assert {VALUE_HEAD, "model.safetensors" if full else ADAPTER_WEIGHTS} <= modes.keys()
     assert set(modes.values()) == {0o666 & ~mask}, modes
 

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.harness.permissions import public_folder, without_rights
 
 from rlforge.models.files import cache_dir, made_once
 from rlforge.models.made import MadeModel
@@ -62,6 +63,17 @@ def test_two_processes_do_the_work_once(own_cache):
     assert (made_once("m", Path.touch, print) / "weights").read_text() == "42"
     waits = "another process is making m: waiting for it"
     assert (own_cache / "said").read_text().splitlines() == [waits, waits]
+
+
+def test_users_of_a_cache_wait_for_a_lock_that_only_its_owner_can_write():
+    """As in a folder of a group, under the umask 022."""
+    with public_folder() as folder, pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RLFORGE_CACHE", str(folder))
+        folder.chmod(0o777)
+        lock = folder / "m.lock"
+        lock.touch(0o644)
+        with without_rights():
+            assert made_once("m", lambda directory: None, print).is_dir()
 
 
 def test_a_model_that_is_made_says_what_where_and_for_how_long(own_cache):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from peft import LoraConfig, get_peft_model
 from tests import factories
 from tests.harness.hub import copy_of_hub
 from tests.harness.hub import hub as local_hub
+from tests.harness.permissions import public_folder, without_rights
 from tests.harness.server import Answers
 from transformers import (
     AutoTokenizer,
@@ -114,7 +116,7 @@ def test_stop_tokens_come_from_generation_config_and_tokenizer(local_model):
     ],
 )
 def test_a_model_that_cannot_be_loaded_is_named(config, message):
-    for loader in (load_tokenizer, lambda c: load_base_model(c, CPU, torch.float32)):
+    for loader in (load_tokenizer, load_model):
         with pytest.raises(ConfigError, match=message):
             loader(config)
 
@@ -142,6 +144,26 @@ def test_a_damaged_file_is_named(name, content, local_model):
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=rf"cannot be loaded: {file} is (no JSON object|damaged)"):
         load_tokenizer(local_model)
+
+
+def load_model(config):
+    return load_base_model(config, CPU, torch.float32)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_file_of_another_user_is_not_told_as_a_missing_one(name, local_model):
+    """The weights of a cache or an export that was made for its owner alone."""
+    with public_folder() as folder:
+        model = shutil.copytree(local_model.name, folder / "model")
+        for file in model.iterdir():
+            file.chmod(0 if file.name == name else 0o644)
+        config = ModelConfig(kind="hf", name=str(model))
+        load_it = load_tokenizer if name == "tokenizer.json" else load_model
+        told = pytest.raises(
+            ConfigError, match=f"loaded: {model / name}: Permission denied; .*chmod"
+        )
+        with without_rights(), told:
+            load_it(config)
 
 
 def test_an_unreachable_hub_falls_back_to_its_local_copy(local_model, tmp_path, monkeypatch):

@@ -3,11 +3,22 @@
 import errno
 import os
 import shutil
+import sqlite3
 import stat
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
+from tests.harness.permissions import modes, public_folder, umask, without_rights
 
-from rlforge.system.files import atomic_path, atomic_write, readable_size, says_full_disk
+from rlforge.system.files import (
+    atomic_path,
+    atomic_write,
+    open_database,
+    readable_size,
+    says_full_disk,
+    unreadable,
+)
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -25,6 +36,51 @@ def test_the_file_has_the_mode_of_any_new_file(tmp_path):
     atomic_write(tmp_path / "new", "x")
     modes = {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("other", "new")}
     assert len(modes) == 1
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o002, 0o077])
+def test_files_of_a_folder_have_the_mode_that_the_umask_gives(tmp_path, mask):
+    """safetensors makes files for their owner alone, SQLite ones that a group cannot write."""
+    with umask(mask), atomic_path(tmp_path / "model") as work:
+        (work / "part").mkdir(parents=True)
+        for folder in (work, work / "part"):
+            save_file({"weight": np.zeros(2)}, folder / "model.safetensors")
+            (folder / "config.json").touch()
+        database = open_database(work / "facts.sqlite", isolation_level=None)
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("CREATE TABLE facts (name TEXT)")
+        database.close()
+    found = modes(tmp_path)
+    assert len(found) == 5
+    assert set(found.values()) == {0o666 & ~mask}, found
+
+
+def test_a_database_keeps_its_content_and_its_mode(tmp_path):
+    file = tmp_path / "facts.sqlite"
+    with open_database(file) as database:
+        database.execute("CREATE TABLE facts (name TEXT)")
+    file.chmod(0o600)
+    assert open_database(file).execute("SELECT count(*) FROM facts").fetchone() == (0,)
+    assert modes(tmp_path) == {str(file): 0o600}
+    with pytest.raises(sqlite3.OperationalError, match="unable to open"):
+        open_database(tmp_path / "absent" / "facts.sqlite")
+
+
+def test_what_may_not_be_read_is_named():
+    with public_folder() as folder:
+        file, closed = folder / "model.safetensors", folder / "closed"
+        file.touch(0o000)
+        closed.mkdir(0o000)
+        (closed / "config.json").touch()
+        with without_rights():
+            assert unreadable(file) == f"{file}: Permission denied"
+            assert unreadable(folder) == f"{closed}: Permission denied"
+            assert unreadable(closed) == f"{closed}: Permission denied"
+            assert unreadable(closed / "config.json") == f"{closed}/config.json: Permission denied"
+            assert unreadable(folder / "absent") == ""
+        file.chmod(0o444)
+        with without_rights():
+            assert unreadable(file) == ""
 
 
 def test_readers_see_the_old_content_until_the_block_ends(tmp_path):

@@ -24,6 +24,7 @@ from rlforge.models.devices import give_back, is_lost, move
 from rlforge.models.files import ADAPTER_WEIGHTS, no_progress_bars
 from rlforge.models.fit import copy_adapter, kind_of_weights
 from rlforge.models.load import read_model
+from rlforge.system.files import unreadable
 
 
 class PolicyStore(Versions[nn.Module]):
@@ -169,6 +170,8 @@ def _full_model(base: Any, path: str, uid: str) -> nn.Module:
 
 
 def _does_not_load(uid: str, path: str, error: Exception | str) -> PolicyLoadError:
+    if denied := unreadable(Path(path)):
+        return PolicyLoadError(f"policy {uid!r} cannot be loaded: {denied}")
     reason = str(error).strip().splitlines() or [type(error).__name__]
     return PolicyLoadError(
         f"policy {uid!r} cannot be loaded from {path}: {' '.join(reason[:3])}; "

@@ -25,7 +25,7 @@ from rlforge.learner.sharding import whole
 from rlforge.models.files import ADAPTER_WEIGHTS, VALUE_HEAD
 from rlforge.models.fit import copy_adapter, misfit, read_adapter, shapes_of, untrainable
 from rlforge.models.targets import adapted_layers, numbers_of_layers
-from rlforge.system.files import usual_modes
+from rlforge.system.files import unreadable
 
 
 def attach_lora(model: Any, lora: LoraConfig, seed: int) -> Any:
@@ -62,7 +62,6 @@ def save_adapter(peft_model: Any, directory: Path) -> None:
         {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
         directory / ADAPTER_WEIGHTS,
     )
-    usual_modes(directory)
     config = copy.copy(peft_model.peft_config["default"])
     config.inference_mode = True
     config.target_modules = sorted(config.target_modules)
@@ -110,7 +109,6 @@ def save_model(model: Any, directory: Path | None, dtype: torch.dtype) -> None:
     if directory is None:
         return
     model.save_pretrained(directory, state_dict=tensors)
-    usual_modes(directory)
     config = copy.deepcopy(model.config)
     config.dtype = dtype
     config.save_pretrained(directory)
@@ -120,7 +118,6 @@ def save_value_head(value_head: nn.Module, directory: Path) -> None:
     state = value_head.state_dict()
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     save_file(tensors, directory / VALUE_HEAD)
-    usual_modes(directory)
 
 
 def load_value_head(value_head: nn.Module, directory: Path) -> None:
@@ -140,6 +137,7 @@ def _read(file: Path) -> dict[str, Tensor]:
     try:
         return load_file(file)
     except FileNotFoundError as error:
-        raise CheckpointError(f"{file.parent} holds no {file.name}") from error
+        lacking = f"{file.parent} holds no {file.name}"
+        raise CheckpointError(unreadable(file) or lacking) from error
     except SafetensorError as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from rlforge.system.files import atomic_path
 
@@ -39,20 +38,31 @@ def made_once(name: str, make: Callable[[Path], None], progress: Callable[[str],
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     # A second process waits for the first instead of repeating the work.
-    lock = FileLock(target.with_name(f"{name}.lock"))
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        progress(f"another process is making {name}: waiting for it")
-        lock.acquire()
-    try:
+    with _locked(target.with_name(f"{name}.lock"), f"another process is making {name}", progress):
         if not target.is_dir():
             with atomic_path(target) as work:
                 work.mkdir()
                 make(work)
-    finally:
-        lock.release()
     return target
+
+
+@contextlib.contextmanager
+def _locked(file: Path, held: str, progress: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock ``file`` in the block; progress: called with ``held`` where it must wait."""
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except PermissionError:
+        # The file is that of another user of this cache: who may read it can lock it as well.
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress(f"{held}: waiting for it")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from zipfile import is_zipfile
 import numpy as np
 
 from rlforge.errors import ConfigError, first_line
+from rlforge.system.files import unreadable
 
 #: Numbers that are looked at together.
 _PART = 2**24
@@ -64,4 +65,5 @@ def _tensors(path: Path) -> Iterator[tuple[Path, str, Any]]:
             held = torch.load(file, map_location="cpu", mmap=is_zipfile(file), weights_only=True)
             yield from ((file, name, held[name]) for name in held if torch.is_tensor(held[name]))
     except (SafetensorError, OSError, RuntimeError, pickle.UnpicklingError) as error:
-        raise ConfigError(f"{file} is damaged or truncated: {first_line(error)}") from error
+        damage = f"{file} is damaged or truncated: {first_line(error)}"
+        raise ConfigError(unreadable(file) or damage) from error

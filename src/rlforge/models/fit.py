@@ -18,6 +18,7 @@ from rlforge.errors import ConfigError, first_line
 from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CONFIG
 from rlforge.record.files import RunPaths
 from rlforge.system.checkpoint import find_checkpoint, step_name
+from rlforge.system.files import unreadable
 
 C = TypeVar("C", bound=PolicyConfig)
 
@@ -142,7 +143,7 @@ def read_shapes(file: Path) -> Shapes:
             names = opened.keys()
             return {name: tuple(opened.get_slice(name).get_shape()) for name in names}
     except FileNotFoundError:
-        raise ConfigError(f"{file} is missing") from None
+        raise ConfigError(unreadable(file) or f"{file} is missing") from None
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"{file} is damaged or truncated: {error}") from error
 

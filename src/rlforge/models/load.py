@@ -17,6 +17,7 @@ from rlforge.config.schema import PolicyConfig
 from rlforge.errors import ConfigError
 from rlforge.models.files import ADAPTER_CONFIG, MODEL_CONFIG, VALUE_HEAD, no_progress_bars
 from rlforge.models.made import made_model
+from rlforge.system.files import unreadable
 from rlforge.system.hub import hub_errors, hub_silence
 from rlforge.system.network import (
     ProxyError,
@@ -350,6 +351,8 @@ def load_value_head(config: ModelConfig) -> dict[str, torch.Tensor] | None:
     from safetensors.torch import load_file
 
     path = Path(resolve_model(config)) / VALUE_HEAD
+    if denied := unreadable(path):
+        raise ConfigError(f"{config.place}: {denied}")
     return load_file(path) if path.is_file() else None
 
 
@@ -362,6 +365,11 @@ def _load(config: ModelConfig, loader: Callable[..., Any], **options: Any) -> An
     except Exception as error:
         # OSError for missing files, ValueError for an unknown architecture, ImportError for formats
         # that need a package, and each configuration raises its own for sizes that cannot be.
+        if denied := unreadable(Path(place)):
+            raise ConfigError(
+                f"model {source!r} cannot be loaded: {denied}; its owner can open it to others "
+                "with chmod -R a+rX"
+            ) from error
         lines = [line.strip() for line in str(error).strip().splitlines()]
         reason = _damaged(Path(place)) or next(iter(lines), type(error).__name__)
         if reason.endswith(":") and lines[1:]:

@@ -16,7 +16,6 @@ from typing import Any
 
 from rlforge.errors import RlforgeError
 from rlforge.models.files import no_progress_bars
-from rlforge.system.files import usual_modes
 from rlforge.system.packages import need_packages
 
 #: Directory name in the cache; the version is that of the package.
@@ -76,5 +75,4 @@ def _convert(weights: Path, directory: Path) -> None:
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
         model.save_pretrained(directory)
-    usual_modes(directory)
     tokenizer.save_pretrained(directory)

@@ -29,7 +29,7 @@ from rlforge.show.card import Exported, Form, example_prompt, model_card
 from rlforge.show.report.data import load_run
 from rlforge.show.report.plots import draw_curves
 from rlforge.system.checkpoint import LATEST
-from rlforge.system.files import atomic_path, atomic_write, says_full_disk, usual_modes
+from rlforge.system.files import atomic_path, atomic_write, says_full_disk
 from rlforge.system.hub import check_push, push_folder
 from rlforge.types import PolicyRef
 
@@ -246,7 +246,6 @@ def _write_model(
     model.generation_config = generation
     with no_progress_bars():
         model.save_pretrained(work)
-    usual_modes(work)  # safetensors writes files for their owner alone
     return name, gap
 
 

@@ -32,7 +32,7 @@ from typing import Any
 import psutil
 
 from rlforge.errors import CheckpointError
-from rlforge.system.files import readable_size, says_full_disk, sha256_of, sync
+from rlforge.system.files import readable_size, says_full_disk, sha256_of, sync, usual_modes
 from rlforge.system.values import from_json, to_json
 from rlforge.types import value
 
@@ -318,6 +318,7 @@ def _is_leftover(path: Path) -> bool:
 def _describe(directory: Path) -> dict[str, FileEntry]:
     if (directory / MANIFEST).exists():
         raise CheckpointError(f"{MANIFEST} is the manifest's own name; write another file")
+    usual_modes(directory)
     files = {}
     for file in sorted(directory.rglob("*")):
         if file.is_file():

@@ -12,6 +12,7 @@ import sqlite3
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 
 def atomic_write(path: Path, content: str | bytes, *, durable: bool = False) -> None:
@@ -40,6 +41,8 @@ def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
     work = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield work
+        if work.is_dir():
+            usual_modes(work)
         if durable:
             sync(work)
         os.replace(work, path)
@@ -55,14 +58,40 @@ def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
 
 
 def usual_modes(folder: Path) -> None:
-    """Give the weights in ``folder`` the mode that the umask gives to new files."""
-    # safetensors makes its files with mode 0600, whatever the umask.
+    """Give all files in ``folder`` the mode that umask and folder give to new ones."""
+    # Libraries choose their own: safetensors makes its files for their owner alone.
     probe = folder / f".{secrets.token_hex(4)}.tmp"
     probe.touch()
     mode = stat.S_IMODE(probe.stat().st_mode)
     probe.unlink()
-    for file in folder.glob("*.safetensors"):
-        file.chmod(mode)
+    for file in folder.rglob("*"):
+        if file.is_file() and stat.S_IMODE(file.stat().st_mode) != mode:
+            file.chmod(mode)
+
+
+def open_database(file: Path, **options: Any) -> sqlite3.Connection:
+    """Connect to the database ``file`` as ``sqlite3.connect``; a new one gets the usual mode."""
+    # SQLite would make a file that a group cannot write. Its journals take the mode of the file,
+    # and its errors say what is wrong where this cannot be made.
+    with contextlib.suppress(OSError):
+        os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
+    database: sqlite3.Connection = sqlite3.connect(file, **options)
+    return database
+
+
+def unreadable(path: Path) -> str:
+    """``FILE: Permission denied`` where that is so of ``path`` or a file in it; else empty."""
+    # safetensors and transformers say of such files that they do not exist.
+    try:
+        files = [path, *sorted(path.iterdir())] if path.is_dir() else [path]
+        denied = [file for file in files if file.exists() and not _may_read(file)]
+    except PermissionError:
+        denied = [path]
+    return f"{denied[0]}: {os.strerror(errno.EACCES)}" if denied else ""
+
+
+def _may_read(path: Path) -> bool:
+    return os.access(path, os.R_OK, effective_ids=True)
 
 
 def sync(path: Path) -> None:

@@ -20,7 +20,7 @@ from rlforge.continuous.config.continuous import StoreConfig
 from rlforge.continuous.decisions.columns import decision_row, outcome_row, to_decisions
 from rlforge.continuous.decisions.records import Decision, DecisionOutcome
 from rlforge.errors import StoreError
-from rlforge.system.files import readable_size, says_full_disk, sync
+from rlforge.system.files import open_database, readable_size, says_full_disk, sync
 from rlforge.system.locks import RunLock
 
 #: The database in the folder of a store, and what stores of earlier versions have instead.
@@ -147,7 +147,7 @@ class TrajectoryStore(StoreReader):
             undo.enter_context(RunLock(root))
             self._database = undo.enter_context(
                 contextlib.closing(
-                    sqlite3.connect(
+                    open_database(
                         root / FILE,
                         # A transaction takes the lock at its start, not halfway.
                         isolation_level="IMMEDIATE",

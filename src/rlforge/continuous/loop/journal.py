@@ -20,6 +20,7 @@ from rlforge.record.digests import digest_of
 from rlforge.record.files import RunPaths, read_json, read_jsonl, write_json
 from rlforge.record.recorded import Check, Recorded, Say
 from rlforge.record.status import is_done
+from rlforge.system.files import open_database
 from rlforge.types import value
 
 #: In order. ``begun``: the simulation's state that the window starts from is saved. ``collected``:
@@ -49,7 +50,7 @@ class Journal:
         """Open or create ``path``; RunError when it is no journal or cannot be written."""
         self._path = path
         try:
-            self._database = sqlite3.connect(path, isolation_level=None)
+            self._database = open_database(path, isolation_level=None)
             self._database.execute("PRAGMA journal_mode=WAL")
             # An entry must survive a power failure.
             self._database.execute("PRAGMA synchronous=FULL")

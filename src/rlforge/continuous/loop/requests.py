@@ -27,6 +27,7 @@ from rlforge.continuous.serving.conversations import conversation_tokens
 from rlforge.continuous.serving.records import Answered
 from rlforge.errors import RlforgeError, RunError
 from rlforge.games.encoding import text_ids
+from rlforge.system.files import open_database
 from rlforge.types import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class AnswerLog:
             self._redact = REDACTIONS.find(self._redact_name)
         self._lock = threading.RLock()
         try:
-            self._db = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+            self._db = open_database(file, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
             # A power cut may lose the last answers, which costs decisions and nothing else.
             self._db.execute("PRAGMA synchronous=NORMAL")

@@ -38,6 +38,7 @@ from rlforge.continuous.ruler.question import (
 )
 from rlforge.engines.openai import ChatError, ChatReply
 from rlforge.errors import RlforgeError
+from rlforge.system.files import open_database
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class AnswerCache:
             return []
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.closing(sqlite3.connect(self._path)) as connection, connection:
+            with contextlib.closing(open_database(self._path)) as connection, connection:
                 connection.execute(_TABLE)
                 return connection.execute(statement, values).fetchall()
         except (sqlite3.Error, OSError) as error:

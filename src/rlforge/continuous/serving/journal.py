@@ -18,7 +18,7 @@ from typing import Any
 
 from rlforge.continuous.serving.records import UNDER_WAY, Check, Deployment, Phase, TrialOutcome
 from rlforge.errors import DeploymentError
-from rlforge.system.files import atomic_path
+from rlforge.system.files import atomic_path, open_database
 from rlforge.system.locks import RunLock
 
 log = logging.getLogger(__name__)
@@ -187,6 +187,7 @@ class Journal:
         """Copy the file, to be used when it is damaged."""
         try:
             with atomic_path(self._file.with_name(BACKUP), durable=True) as work, self._lock:
+                work.touch()  # SQLite would choose its mode
                 self.database.execute("VACUUM INTO ?", (str(work),))
         # The older copy stays, so serving can go on.
         except (OSError, sqlite3.Error) as error:
@@ -277,7 +278,7 @@ def _checked(file: Path) -> sqlite3.Connection:
 
 def _connect(file: Path) -> sqlite3.Connection:
     # Several threads of the event loop's pool write; ``Journal`` keeps them apart by a lock.
-    database = sqlite3.connect(file, isolation_level=None, check_same_thread=False, timeout=10)
+    database = open_database(file, isolation_level=None, check_same_thread=False, timeout=10)
     try:
         database.row_factory = sqlite3.Row
         database.execute("PRAGMA journal_mode=WAL")

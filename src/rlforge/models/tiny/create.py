@@ -30,7 +30,6 @@ from rlforge.models.files import VALUE_HEAD, no_progress_bars
 from rlforge.models.tiny.corpus import Lessons, corpus, lessons
 from rlforge.models.tiny.recipe import TinyRecipe
 from rlforge.models.tiny.vocabulary import closing_ids
-from rlforge.system.files import usual_modes
 
 #: Games per environment that the report of a model is measured on.
 _REPORT_GAMES = 100
@@ -68,7 +67,6 @@ def create_tiny(directory: Path, recipe: TinyRecipe, progress: Callable[[str], N
         model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     save_file(dict(heads.value.state_dict()), directory / VALUE_HEAD)
-    usual_modes(directory)
     summary = {
         "recipe": dataclasses.asdict(recipe),
         "parameters": model.num_parameters(),
