@@ -20,7 +20,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from rlforge.config.compose import Composed, from_hydra, register_schemas, to_yaml
+from rlforge.config.compose import Composed, from_hydra, register_schemas, run_yaml
 from rlforge.config.keys import all_roots, conf_dir
 from rlforge.config.overrides import as_hydra_takes, parse_overrides
 from rlforge.config.roots import compose_any, compose_run, read_run
@@ -172,10 +172,13 @@ def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig, more: int = 0) -
     more: updates or windows in addition. Raises RunError where the run is complete, CheckpointError
     where the state is damaged, before anything is started.
     """
+    from rlforge.run.resume import made_longer
+
     config = read_run(run_dir, root)
-    kind = kind_of(config)
+    kind, about, lines = kind_of(config), "", list[str]()
     if more:
-        config = kind.longer(config, more)
+        config, about, line = made_longer(config, run_dir, more)
+        lines.append(line)
     # An older release may have begun the run, and accepted what the checks refuse now.
     check(Composed(config=config, rest=str(run_dir / "config.yaml")))
     plan, notes = _checked_here(config, run_dir)
@@ -183,9 +186,10 @@ def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig, more: int = 0) -
     if more:
         # A run that is still going must not find another configuration.
         with RunLock(run_dir):
-            atomic_write(run_dir / "config.yaml", to_yaml(config))
+            atomic_write(run_dir / "config.yaml", run_yaml(config, about))
+        _say(line)
     command = (root.command, "--resume", str(run_dir), *(["--more", str(more)] if more else []))
-    return _run(config, plan, notes, run_dir, command, resume=True)
+    return _run(config, plan, [*lines, *notes], run_dir, command, resume=True)
 
 
 def sweep(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import typer.main
 import yaml
+from tests.harness.configs import edit_config
 
 from rlforge import __version__
 from rlforge.cli import app
@@ -302,8 +303,7 @@ def test_eval_prints_a_table_and_writes_json(rlforge, run_dir, tmp_path):
 
 
 def test_eval_fails_when_no_game_against_an_opponent_finished(rlforge, run_dir):
-    config, address = run_dir / "config.yaml", "openai_base_url: http://127.0.0.1:9"
-    config.write_text(config.read_text().replace("openai_base_url: null", address))
+    edit_config(run_dir, "openai_base_url: null", "openai_base_url: http://127.0.0.1:9")
     answer = rlforge(
         *("eval", run_dir, "--checkpoint", "step-0", "--games", 2),
         *("--opponent", "openai:absent", "--opponent", "random_legal"),
@@ -384,11 +384,45 @@ def test_resume_checks_the_state_before_it_starts(rlforge, run_dir):
     text = config.read_text()
     assert rlforge("train", "--resume", run_dir, "--more", "3").code == 1
     assert config.read_text() == text
-    config.write_text(text.replace("total_updates: 5", "total_updates: 7"))
+    edit_config(run_dir, "total_updates: 5", "total_updates: 7")
     answer = rlforge("train", "--resume", run_dir)
     assert answer.code == 1
     assert "state/run.json was altered" in answer.err
     assert f"delete {version} and resume again" in answer.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("train", "--resume", "RUN"),
+        ("train", "--resume", "RUN", "--more", "2"),
+        ("eval", "RUN", "--games", "2", "--opponent", "random_legal"),
+        ("export", "RUN", "out", "--merge"),
+        ("verify", "RUN"),
+        ("batches", "RUN"),
+        ("serve", "RUN"),
+        ("play", "--run", "RUN"),
+        ("ladder", "RUN"),
+        ("exploit", "RUN"),
+        ("sft", "data.run=RUN"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_cut_configuration_is_refused_by_what_plays_or_learns(rlforge, run_dir, command):
+    config = run_dir / "config.yaml"
+    config.write_text("".join(config.read_text().splitlines(keepends=True)[:34]))
+    answer = rlforge(*(word.replace("RUN", str(run_dir)) for word in command))
+    assert answer.code == 2, answer.err
+    assert "config.yaml: is cut short or was changed" in answer.err
+    assert len(answer.err.splitlines()) == 1
+
+
+def test_a_cut_configuration_is_named_by_what_shows_runs(rlforge, run_dir):
+    config = run_dir / "config.yaml"
+    config.write_text(config.read_text()[:2000])
+    assert "damaged" in rlforge("runs", run_dir.parent).out
+    assert rlforge("report", run_dir).code == 0
+    assert "is cut short or was changed" in (run_dir / "report.html").read_text()
 
 
 def test_damaged_files_of_a_run_are_named(rlforge, run_dir):

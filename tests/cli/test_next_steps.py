@@ -38,7 +38,7 @@ def made_run(golden_run, small_model, monkeypatch, tmp_path):
     shutil.copytree(small_model, MADE.folder)
     shutil.copytree(golden_run, RUN)
     config = RUN / "config.yaml"
-    text = config.read_text().replace(f"name: {small_model}", "name: null")
+    text = config.read_text().partition("\n")[2].replace(f"name: {small_model}", "name: null")
     config.write_text(text.replace("kind: hf", f"kind: {__name__}:MADE"))
     return load_run(RUN)
 

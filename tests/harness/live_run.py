@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.harness.configs import edit_config
+
 from rlforge.record.digests import FILE, broken_at
 from rlforge.record.files import read_jsonl
 
@@ -122,7 +124,4 @@ def actor_pids(name: str) -> list[int]:
 
 def change_config(key: str, old: object, new: object) -> None:
     """Edit config.yaml of the run, as a user does before ``--resume``."""
-    config = RUN / "config.yaml"
-    before = config.read_text()
-    assert f"{key}: {old}" in before
-    config.write_text(before.replace(f"{key}: {old}", f"{key}: {new}"))
+    edit_config(RUN, f"{key}: {old}", f"{key}: {new}")

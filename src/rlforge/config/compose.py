@@ -32,6 +32,7 @@ from rlforge.config.overrides import (
 from rlforge.config.plugins import ALGORITHMS
 from rlforge.config.rules import as_values, changed, read, value_at
 from rlforge.config.schema import PolicyConfig, RunConfig
+from rlforge.config.stamp import check_stamp, stamped
 from rlforge.config.training import algorithm_config
 from rlforge.errors import ConfigError, first_line, raise_all, refusals
 
@@ -263,6 +264,12 @@ def to_yaml(config: PolicyConfig) -> str:
     return str(OmegaConf.to_yaml(OmegaConf.create(content)))
 
 
+def run_yaml(config: PolicyConfig, about: str = "") -> str:
+    """A run's ``config.yaml``, with its digest in the first line. about: a comment below."""
+    comment = f"# {about}\n" if about else ""
+    return stamped(f"{comment}{to_yaml(config)}")
+
+
 @overload
 def from_yaml(path: Path) -> RunConfig: ...
 
@@ -274,7 +281,7 @@ def from_yaml(path: Path, root: type[C]) -> C: ...
 def from_yaml(path: Path, root: type[Any] = RunConfig) -> Any:
     """Read a run's ``config.yaml``; ConfigError if damaged."""
     try:
-        values = OmegaConf.to_container(load_mapping(path), resolve=True)
+        values = OmegaConf.to_container(run_mapping(path), resolve=True)
         return read(root, own_values(root, cast("dict[str, Any]", values)))
     except InvalidValuesError as error:
         gone = (
@@ -286,6 +293,16 @@ def from_yaml(path: Path, root: type[Any] = RunConfig) -> Any:
         )
     except OmegaConfBaseException as error:
         raise ConfigError(f"{path}: {first_line(error)}") from None
+
+
+def run_mapping(path: Path) -> DictConfig:
+    """The keys of a run's ``config.yaml``; ConfigError where it is missing or damaged."""
+    # Keys that a cut file lacks would get their defaults: another experiment would go on.
+    check_stamp(path)
+    found = load_mapping(path)
+    if not found:
+        raise ConfigError(f"{path}: is empty; restore it from a copy of the run")
+    return found
 
 
 def load_mapping(path: Path) -> DictConfig:

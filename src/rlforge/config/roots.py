@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from omegaconf import OmegaConf
 
-from rlforge.config.compose import Composed, compose, from_yaml, load_mapping
+from rlforge.config.compose import Composed, compose, from_yaml, load_mapping, run_mapping
 from rlforge.config.keys import all_roots, foreign_keys, group_dirs, kinds_with, option_file
 from rlforge.config.overrides import key_of, parse_overrides
 from rlforge.config.plugins import RUN_KINDS
@@ -100,7 +100,7 @@ def read_run(run_dir: Path, root: type[C]) -> C:
 def kind_of_run(run_dir: Path) -> type[PolicyConfig]:
     """The class of a run's configuration; ConfigError where there is none."""
     path = run_dir / "config.yaml"
-    if (kind := load_mapping(path).get("kind")) is not None:
+    if (kind := run_mapping(path).get("kind")) is not None:
         return _root(str(kind), f"{path}: ")
     # It is from before configurations said their kind: the command that started it says it.
     commands = run_dir / "command.txt"

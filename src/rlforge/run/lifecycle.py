@@ -21,7 +21,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import ray
 
-from rlforge.config.compose import to_yaml
+from rlforge.config.compose import run_yaml
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import RunError, raise_all
@@ -40,6 +40,7 @@ from rlforge.run.actors.session import RayProcesses, ray_started
 from rlforge.run.resume import keep_start
 from rlforge.show.display import Display
 from rlforge.show.report import write_report
+from rlforge.system.files import atomic_write
 from rlforge.system.hardware import gpu_loads
 from rlforge.system.locks import RunLock
 from rlforge.system.loops import wait_for
@@ -347,7 +348,7 @@ def prepared(
     with RunLock(run_dir), _end_written(config, run_dir):
         # The file keeps ``auto`` as the user gave it, so that a resume resolves it for its machine.
         if not resume:
-            (run_dir / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+            atomic_write(run_dir / "config.yaml", run_yaml(config))
         for damage in mend_run(RunPaths(root=run_dir)):
             say(damage)
         with (run_dir / "command.txt").open("a", encoding="utf-8") as commands:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import TypeVar
 
+from rlforge.config.per_policy import of_policy, policy_names
 from rlforge.config.schema import PolicyConfig
 from rlforge.errors import CheckpointError, RunError
+from rlforge.kinds import kind_of
 from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, VALUE_HEAD
-from rlforge.record.files import RunPaths
+from rlforge.record.files import RunPaths, read_json
 from rlforge.record.status import is_done
 from rlforge.system.checkpoint import (
     checkpoint_version,
@@ -23,6 +27,8 @@ from rlforge.system.checkpoint import (
 )
 
 log = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=PolicyConfig)
 
 BEFORE_ALL = -1
 """The version to rewind to without a saved state: even version 0 is evaluated again."""
@@ -99,3 +105,59 @@ def rewind(run_dir: Path, version: int) -> None:
     for path in (run_dir / "batches").glob("batch-*.*"):
         if int(path.stem.removeprefix("batch-")) > version:
             path.unlink()
+
+
+# ---------------------------------------------------------------- --more
+
+_LONGER = re.compile(r"^# made longer, from (\d+) to (\d+) at (\d+)$", re.MULTILINE)
+
+
+def made_longer(config: C, run_dir: Path, more: int) -> tuple[C, str, str]:
+    """The configuration of a run that ``--more`` makes longer, with two texts.
+
+    The first goes into config.yaml: with it a repeated command adds nothing. The second tells the
+    user of the new end and of schedules, which are stretched to it.
+    """
+    kind, run = kind_of(config), RunPaths(root=run_dir)
+    made, before, again = int(read_json(run.progress).get("update", 0)), config, ""
+    last = _LONGER.search(run.config.read_text(encoding="utf-8"))
+    # Interrupted while it started, a run has made nothing of what it was asked for.
+    if last and int(last[2]) == config.total_updates and made <= int(last[3]):
+        before = kind.longer(config, int(last[1]) - int(last[2]))
+        again = f", and not after the {last[2]} of the last --more, of which none was made"
+    after: C = kind.longer(before, more)
+    start, end = before.total_updates or 0, after.total_updates or 0
+    line = f"--more {more}: the run is to make {end} {kind.unit}s, {more} after {start}{again}"
+    newest = latest_checkpoint(run_dir / "checkpoints", with_state=True)
+    version = 0 if newest is None else checkpoint_version(newest)
+    if changes := list(_stretched(before, after, version)):
+        line += f"; schedules are stretched to that end: {', '.join(changes)}"
+    return after, f"made longer, from {start} to {end} at {made}", line
+
+
+def _stretched(before: PolicyConfig, after: PolicyConfig, version: int) -> Iterator[str]:
+    """Yield each figure that follows another schedule than without ``--more``."""
+    # Imported late, because they load torch.
+    from rlforge.algorithms.policy_gradient import annealed
+    from rlforge.learner.optim import learning_rate_factor
+
+    def figures(config: PolicyConfig, update: int) -> Iterator[tuple[str, float]]:
+        progress = min(1.0, update / (config.total_updates or 1))
+        for name in policy_names(config):
+            own, prefix = of_policy(config, name), f"policies.{name}." if name else ""
+            learner, algorithm = own.learner, own.algorithm
+            factor = learning_rate_factor(update, learner, config.total_updates)
+            yield f"{prefix}learner.learning_rate", learner.learning_rate * factor
+            kl, ratio = algorithm.kl, algorithm.entropy_final_ratio
+            yield f"{prefix}algorithm.kl.coef", annealed(kl.coef, kl.final_ratio, progress)
+            yield (
+                f"{prefix}algorithm.entropy_coef",
+                annealed(algorithm.entropy_coef, ratio, progress),
+            )
+
+    if not version:
+        return
+    as_it_was, next_ = dict(figures(before, version)), dict(figures(after, version))
+    for key, last in figures(before, version - 1):
+        if as_it_was[key] != next_[key]:
+            yield f"{key} {last:.3g} in update {version}, {next_[key]:.3g} in update {version + 1}"

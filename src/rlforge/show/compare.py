@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
+from rlforge.config.stamp import check_stamp
 from rlforge.errors import RlforgeError
 from rlforge.record.files import RunPaths, open_run, read_jsonl
 from rlforge.record.results import read_evals
@@ -218,6 +219,7 @@ def _settings(path: Path) -> dict[str, str]:
     file = RunPaths(root=path).config
     if not file.is_file():
         return {}
+    check_stamp(file)
     try:
         config = yaml.load(file.read_text(encoding="utf-8"), _LOADER)
     except (yaml.YAMLError, UnicodeDecodeError) as error:

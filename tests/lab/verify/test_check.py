@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file, save_file
+from tests.harness.configs import edit_config
 from tests.harness.in_process import rlforge_here
 
 from rlforge.buffer.batches import read_batch, write_batch
@@ -38,8 +39,7 @@ def without_games(copy):
 
 def as_fast(run_dir):
     """Without what only strict runs note, and with what they would be compared by."""
-    config = run_dir / "config.yaml"
-    config.write_text(config.read_text().replace("determinism: strict", "determinism: fast"))
+    edit_config(run_dir, "determinism: strict", "determinism: fast")
 
 
 def problems(run_dir, *, whole=True):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from rlforge.config.compose import to_yaml
+from rlforge.config.compose import run_yaml
 from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.config.serving import ServingConfig
 from rlforge.continuous.serving import kind
@@ -77,7 +77,7 @@ def serve(setup: ServiceSetup, say: Say, checks: MakeChecks | None = None) -> No
         # The lock is released again, because the service acquires it itself.
         with RunLock(state_dir):
             tokens = make_tokens(state_dir)
-            (state_dir / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+            atomic_write(state_dir / "config.yaml", run_yaml(config))
         # Before the engine, which takes minutes, because the address may be taken.
         with contextlib.closing(listen(config.serve.host, config.serve.port)) as listener:
             # Imported late: Ray takes seconds, and the errors above should not wait for it.

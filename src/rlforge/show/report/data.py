@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import yaml
 
 from rlforge.config.roots import kind_of_run
 from rlforge.config.schema import RunConfig
-from rlforge.errors import ConfigError, RlforgeError
+from rlforge.config.stamp import check_stamp
+from rlforge.errors import ConfigError, RlforgeError, refusals
 from rlforge.record.analyses import Analysis, read_analyses
 from rlforge.record.files import RunPaths, open_run, read_intact, read_json, values_in
 from rlforge.record.game_files import GameIndex, index_games
@@ -86,6 +88,7 @@ def load_run(run_dir: Path | str) -> RunData:
         # Curves are over updates: a line of none has no place in them.
         metrics = [row for row in metrics if "step" in row]
         damage.append(f"{paths.metrics}: lines left out that have no step: {len(stray)}")
+    damage += [str(error) for error in refusals(partial(check_stamp, paths.config))]
     return RunData(
         paths=paths,
         kind=_kind(paths.root),
