@@ -415,4 +415,4 @@ def _assignments(values: Mapping[str, object], prefix: str) -> Iterator[str]:
         else:
             # Hydra adds a group that is not among the defaults only with +.
             added = "+" if (prefix, key) == ("", "experiment") else ""
-            yield f"{added}{prefix}{key}={in_grammar(given)}"
+            yield f"{added}{prefix}{key}={in_grammar(given, refers=True)}"

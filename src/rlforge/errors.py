@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 
 class RlforgeError(Exception):
@@ -164,6 +166,22 @@ def first_line(error: BaseException) -> str:
     """
     # KeyboardInterrupt and the like have no message.
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def command_line(*words: object) -> str:
+    """A command of rlforge as it is typed into a shell.
+
+    Example:
+        >>> from pathlib import Path
+        >>> command_line("report", Path("runs/my game"))
+        "rlforge report 'runs/my game'"
+    """
+    return shlex.join(["rlforge", *(_not_an_option(word) for word in words)])
+
+
+def _not_an_option(word: object) -> str:
+    text = str(word)
+    return f"./{text}" if isinstance(word, Path) and text.startswith("-") else text
 
 
 def check_type(given: object, *taken: type, what: str) -> None:

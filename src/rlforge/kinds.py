@@ -5,7 +5,6 @@ Code that all kinds share asks ``kind_of``, and never the class of a configurati
 
 from __future__ import annotations
 
-import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from rlforge.config.plugins import RUN_KINDS
 from rlforge.config.schema import HardwareConfig, PolicyConfig
-from rlforge.errors import ConfigError, RlforgeError, RunError
+from rlforge.errors import ConfigError, RlforgeError, RunError, command_line
 from rlforge.specs import ActorSpec
 from rlforge.types import Form, PolicyRef
 
@@ -147,7 +146,7 @@ class RunKind(ABC, Generic[C]):
 
     def next_steps(self, config: C, run_dir: Path) -> list[str]:
         """Commands for the user of a finished run."""
-        return [f"rlforge report {shlex.quote(str(run_dir))}"]
+        return [command_line("report", run_dir)]
 
     def learned(self, config: C, policy: str) -> str:
         """Words for the card on what a policy of the run learned from."""

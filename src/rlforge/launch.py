@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -22,10 +21,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlforge.config.compose import Composed, from_hydra, register_schemas, run_yaml
 from rlforge.config.keys import all_roots, conf_dir
-from rlforge.config.overrides import as_hydra_takes, parse_overrides
+from rlforge.config.overrides import as_hydra_takes, in_grammar, parse_overrides, search_path
 from rlforge.config.roots import compose_any, compose_run, read_run
 from rlforge.config.schema import PolicyConfig, RunConfig
-from rlforge.errors import ConfigError, RlforgeError, collected, raise_all
+from rlforge.errors import ConfigError, RlforgeError, collected, command_line, raise_all
 from rlforge.games.originals import absent_noted
 from rlforge.kinds import kind_of
 from rlforge.models.load import check_source, local_copy
@@ -162,7 +161,7 @@ def train(
 def train_config(config: RunConfig, command: Sequence[str]) -> Any:
     """Train from a configuration. command: arguments of ``rlforge``."""
     # No file and no override has set its values: errors name the command.
-    check(Composed(config=config, rest=f"rlforge {' '.join(command)}"))
+    check(Composed(config=config, rest=command_line(*command)))
     return _run(config, *_checked_here(config), new_run_dir(config), tuple(command))
 
 
@@ -203,8 +202,7 @@ def sweep(
     sweep_dir = Path("runs") / first.name / f"sweep_{stamp}"
     # A launcher may run the jobs in other processes.
     os.environ["RLFORGE_CONFIG_DIR"] = str(config_dir.resolve()) if config_dir else ""
-    own = [*SWEEP, f"hydra.sweep.dir={sweep_dir}"]
-    own += [f"hydra.searchpath=[file://{config_dir.resolve()}]"] if config_dir else []
+    own = [*SWEEP, f"hydra.sweep.dir={in_grammar(sweep_dir)}", *search_path(config_dir)]
     fixed = [item for item in _of_jobs(overrides) if not item.is_sweep_override()]
     shared = [f"{item.get_key_element()}={item.get_value_element_as_str()}" for item in fixed]
     sweep_dir.mkdir(parents=True)
@@ -239,7 +237,8 @@ def sweep_job(job: DictConfig) -> float:
     whole["hydra"] = {"runtime": {"choices": dict(hydra.runtime.choices)}}
     folder = os.environ.get("RLFORGE_CONFIG_DIR")
     dirs = [conf_dir(), *([Path(folder)] if folder else [])]
-    run_dir = Path(hydra.runtime.output_dir)
+    # Hydra's own path of the job would be read once more for references, with those in names.
+    run_dir = Path(hydra.sweep.dir, str(hydra.job.num)).absolute()
     lines = [line.removeprefix("++") for line in hydra.overrides.task]  # as they were typed
     about = job_of(run_dir, lines) or f"job {hydra.job.num}"
     print(about, file=sys.stderr, flush=True)
@@ -257,7 +256,7 @@ def sweep_job(job: DictConfig) -> float:
         # Sweepers maximise: this is the worst result, and further jobs start.
         return float("-inf")
     if outcome.interrupted:
-        again = f"rlforge {root.command} --resume {shlex.quote(str(run_dir))}"
+        again = command_line(root.command, "--resume", run_dir)
         # After a return Hydra would start the next job, and Ctrl-C is meant for all.
         raise KeyboardInterrupt(f"in {about}; no further job starts; go on with this one: {again}")
     return float(outcome.objective())
@@ -268,9 +267,8 @@ def new_run_dir(config: PolicyConfig) -> Path:
     if config.run_dir is not None:
         path = Path(config.run_dir)
         if (path / "config.yaml").exists():
-            raise ConfigError(
-                f"run_dir={path}: holds a run already; use --resume {path}, or another"
-            )
+            again = command_line(config.command, "--resume", path)
+            raise ConfigError(f"run_dir={path}: holds a run already; name another, or {again}")
         # Now, and not when the model has been loaded.
         _try_folder(path)
         return path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,7 +20,7 @@ from rlforge.cli.arguments import (
     must_be_run,
     write_result,
 )
-from rlforge.errors import ConfigError
+from rlforge.errors import ConfigError, command_line
 from rlforge.types import Outcome, Purpose
 
 Result = Literal[Outcome, "failed"]
@@ -109,10 +108,10 @@ def must_have_games(run_dir: Path) -> None:
     from rlforge.record.files import RunPaths
 
     if RunPaths(root=run_dir).windows.is_file():
-        name = shlex.quote(str(run_dir))
+        windows = command_line("windows", "list", run_dir)
+        decisions = command_line("windows", "decisions", run_dir, "WINDOW")
         raise ConfigError(
-            f"{run_dir} has decisions in windows of time instead of games: "
-            f"rlforge windows list {name}, rlforge windows decisions {name} WINDOW"
+            f"{run_dir} has decisions in windows of time instead of games: {windows}, {decisions}"
         )
 
 

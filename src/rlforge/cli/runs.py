@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -26,7 +25,7 @@ from rlforge.cli.arguments import (
     say,
     write_result,
 )
-from rlforge.errors import ConfigError, RunError
+from rlforge.errors import ConfigError, RunError, command_line
 
 if TYPE_CHECKING:
     from rlforge.api import Run
@@ -114,7 +113,7 @@ def start(
     if interrupted:
         done = run.summary.get("windows")
         windows = "" if done is None else f" after {done} windows"
-        again = f"rlforge {root.command} --resume {shlex.quote(str(run.path))}"
+        again = command_line(root.command, "--resume", run.path)
         typer.echo(f"interrupted{windows}; go on with: {again}", err=True)
     else:
         report = short(run.path) / "report.html"
@@ -136,7 +135,7 @@ def _end_of_sweep(folder: Path) -> None:
     jobs = runs_of([folder])
     failed = [job.name for job in jobs if (job / FAILED).is_file()]
     show(compare(jobs), Console(stderr=True))  # the folder is the output
-    typer.echo(f"next: rlforge report {shlex.quote(str(folder))}", err=True)
+    typer.echo(f"next: {command_line('report', folder)}", err=True)
     typer.echo(f"sweep: {len(jobs)} jobs, failed: {', '.join(failed) or 'none'}")
     typer.echo(str(folder))
     if failed:

@@ -28,6 +28,7 @@ from rlforge.config.overrides import (
     key_of,
     override_problems,
     parse_overrides,
+    search_path,
 )
 from rlforge.config.plugins import ALGORITHMS
 from rlforge.config.rules import as_values, changed, read, value_at
@@ -166,10 +167,11 @@ def _composed(overrides: Sequence[str], config_dir: Path | None, root: type[C]) 
     # Hydra would misread these, or explain them in its own terms.
     raise_all(override_problems(overrides, root))
     raise_all(_not_read(config_dir) if config_dir else ())
-    search = [f"hydra.searchpath=[file://{config_dir.resolve()}]"] if config_dir else []
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="rlforge"):
-            composed = _composed_by_hydra(root.primary, [*as_hydra_takes(overrides), *search])
+            composed = _composed_by_hydra(
+                root.primary, [*as_hydra_takes(overrides), *search_path(config_dir)]
+            )
     except (
         *(HydraException, OmegaConfBaseException, YAMLError),
         # Hydra lets these through, of files that are no text, or whose defaults are malformed.

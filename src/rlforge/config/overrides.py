@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from numbers import Integral
+from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -32,15 +36,24 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
         check_type(each, str, what="an override is a text, as 'learner.batch_size=64'")
     keys = {field.name for root in all_roots() for field in dataclasses.fields(root)}
     # A bare key is one whose value was forgotten, and no experiment.
-    lines = [
-        f"+experiment={o}" if re.fullmatch(r"[A-Za-z][\w-]*", o) and o not in keys else o
+    return [
+        _parsed(f"+experiment={o}" if re.fullmatch(r"[^\W\d_][\w-]*", o) and o not in keys else o)
         for o in overrides
     ]
-    try:
-        parsed: list[Override] = OverridesParser.create().parse_overrides(lines)
-    except OverrideParseException as error:
-        raise ConfigError(_unreadable(error.override or "")) from None
-    return parsed
+
+
+@cache
+def _parsed(line: str) -> Override:
+    parser = OverridesParser.create()
+    key, sign, text = line.partition("=")
+    # Hydra refuses letters beyond ASCII and most signs in a bare value: one of these is a text. A
+    # list, a mapping or a quoted text may only be unfinished.
+    quoted = [f"{key}={in_grammar(text, refers=True)}"] if sign and text[:1] not in "[{\"'" else []
+    for form in (line, *quoted):
+        with contextlib.suppress(OverrideParseException):
+            (parsed,) = parser.parse_overrides([form])
+            return parsed
+    raise ConfigError(_unreadable(line))
 
 
 MAPPINGS = (
@@ -71,8 +84,31 @@ def is_group(override: Override) -> bool:
     return (conf_dir() / key).is_dir() or "/" in key
 
 
-def in_grammar(given: object, quote: str = "'") -> str:
-    """A value as it is written behind ``key=``. quote: around texts.
+def search_path(config_dir: Path | None) -> list[str]:
+    """The override that lets Hydra find the groups of a folder, if there is one."""
+    if config_dir is None:
+        return []
+    # Hydra resolves no references here: an escaped one would be another path.
+    return [f"hydra.searchpath=[{in_grammar(f'file://{config_dir.resolve()}', refers=True)}]"]
+
+
+def assignment(key: str, given: object) -> str:
+    """``KEY=VALUE`` as a word of a command line that is printed.
+
+    Example:
+        >>> assignment("name", "a, b")
+        'name="a, b"'
+    """
+    # A shell's quotes, which are single ones, stand around the whole.
+    return f"{key}={in_grammar(given, quote=chr(34))}"
+
+
+def in_grammar(given: object, quote: str = "'", *, refers: bool = False) -> str:
+    """A value as it is written behind ``key=``.
+
+    Args:
+        quote: The sign around texts.
+        refers: A ``${KEY}`` in a text stands for the value of that key.
 
     Example:
         >>> in_grammar({"final": [{"name": "scale", "alpha": 2.0}], "why": "it's new", "n": None})
@@ -84,9 +120,9 @@ def in_grammar(given: object, quote: str = "'") -> str:
     if isinstance(given, bool):
         return str(given).lower()
     if isinstance(given, list | tuple):
-        return f"[{', '.join(in_grammar(one, quote) for one in given)}]"
+        return f"[{', '.join(in_grammar(one, quote, refers=refers) for one in given)}]"
     if isinstance(given, Mapping):
-        parts = (f"{key}: {in_grammar(one, quote)}" for key, one in given.items())
+        parts = (f"{key}: {in_grammar(one, quote, refers=refers)}" for key, one in given.items())
         return f"{{{', '.join(parts)}}}"
     if isinstance(given, float):
         return float.__repr__(given)  # also of numpy's
@@ -97,6 +133,8 @@ def in_grammar(given: object, quote: str = "'") -> str:
     reserved = text.lower() in ("null", "true", "false", "nan", "inf")
     if re.fullmatch(r"[A-Za-z_][\w./:-]*", text, re.ASCII) and not reserved:
         return text
+    if not refers:
+        text = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
     # Only in front of a quote Hydra takes a backslash for an escape.
     escaped = re.sub(rf"(\\*){quote}", rf"\1\1\\{quote}", text)
     # A backslash would escape the closing quote.
@@ -105,15 +143,17 @@ def in_grammar(given: object, quote: str = "'") -> str:
 
 
 def _unreadable(override: str) -> str:
-    key, _, text = override.partition("=")
+    key, sign, text = override.partition("=")
     mend = "write key=value, for example seed=1"
-    if key != key.rstrip() or text != text.strip():
-        mend = f"write it without spaces, {key.strip()}={text.strip()}"
-    elif key and re.search(r"[^\w.+-]", text) and '"' not in text:
-        quoted = f'"{text}"'
-        if text[:1] in "[{":  # the texts inside of it, not the whole
-            quoted = re.sub(r"[\w.-]+\([^()]*\)", r'"\g<0>"', text)
-        mend = f"such a text needs quotes of its own, '{key}={quoted}'"
+    if key.strip() and key != key.strip():
+        mend = f"write it without spaces, {shlex.quote(f'{key.strip()}={text.strip()}')}"
+    elif key and text[:1] in ("[", "{", '"', "'"):
+        quoted = assignment(key, text)
+        if text[0] in "[{":  # the texts inside of it, not the whole
+            quoted = key + "=" + re.sub(r"[\w.-]+\([^()]*\)", r'"\g<0>"', text)
+        mend = f"such a text needs quotes of its own, {shlex.quote(quoted)}"
+    elif key and sign:
+        mend = f"keys are of letters a to z, digits, _ and dots{alike(key, all_keys())}"
     return f"cannot read override {override!r}: {mend}"
 
 
@@ -147,7 +187,10 @@ def override_problems(overrides: Sequence[str], root: type[PolicyConfig]) -> Ite
         given = override.value()
         options = given if isinstance(given, list) else [given]
         if override.is_sweep_override():
-            mend = "name one option" if of_group else f"write a list as '{name}=[…]'"
+            mend = "name one option"
+            if not of_group:
+                text = shlex.quote(assignment(name, line.partition("=")[2]))
+                mend = f"write a list as '{name}=[…]', a text as {text}"
             yield (
                 f"{line} (command line): several values are a sweep; start it with "
                 f"rlforge train -m, or {mend}"

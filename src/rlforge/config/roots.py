@@ -19,7 +19,7 @@ from rlforge.config.overrides import key_of, parse_overrides
 from rlforge.config.plugins import RUN_KINDS
 from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.sft import SftConfig
-from rlforge.errors import ConfigError
+from rlforge.errors import ConfigError, command_line
 
 C = TypeVar("C", bound=PolicyConfig)
 
@@ -62,7 +62,8 @@ def compose_run(overrides: Sequence[str], config_dir: Path | None, root: type[C]
             composed: Composed[Any] = _as_sft(rest, config_dir, other)
             return composed
         raise ConfigError(
-            f"{named.line} is {other.about}: start it with rlforge {other.command} {named.line}"
+            f"{named.line} is {other.about}: start it with "
+            f"{command_line(other.command, named.line)}"
         )
     if foreign := foreign_keys(named.keys, root):
         raise ConfigError(
@@ -76,9 +77,8 @@ def of_kind(overrides: Sequence[str], root: type[PolicyConfig]) -> list[str]:
     """The overrides without ``kind=``; ConfigError for another kind than ``root``."""
     typed = _typed_kind(overrides)
     if typed is not None and (other := _root(typed)) is not root:
-        raise ConfigError(
-            f"kind={typed} (command line) is {other.about}: start it with rlforge {other.command}"
-        )
+        start = command_line(other.command)
+        raise ConfigError(f"kind={typed} (command line) is {other.about}: start it with {start}")
     # The class has been chosen by it, and no class has such a field.
     return [one for one in overrides if not re.match(r"[+~]*kind(=|$)", one)]
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlforge.config.per_policy import entry_of, of_policy, policy_names
 from rlforge.config.schema import HardwareConfig, RunConfig
-from rlforge.errors import ConfigError
+from rlforge.errors import ConfigError, command_line
 from rlforge.kinds import Controller, RunKind
 from rlforge.specs import ActorSpec, engine_node, learner_node, tracker_node
 from rlforge.types import PolicyRef
@@ -124,9 +123,9 @@ class Games(RunKind[RunConfig]):
         return dataclasses.replace(config, learner=learner)
 
     def next_steps(self, config: RunConfig, run_dir: Path) -> list[str]:
-        name = shlex.quote(str(run_dir))
+        play = command_line("play", "--run", run_dir)
         # Whole weights work everywhere; an adapter needs a base model that others have.
-        return [f"rlforge play --run {name}", f"rlforge export {name} my-model --merge"]
+        return [play, command_line("export", run_dir, "my-model", "--merge")]
 
     def learned(self, config: RunConfig, policy: str) -> str:
         pool = of_policy(config, policy).pool

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shlex
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ import ray
 from rlforge.config.compose import run_yaml
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.engines.vllm_settings import check_installed
-from rlforge.errors import RunError, raise_all
+from rlforge.errors import RunError, command_line, raise_all
 from rlforge.kinds import Controller, kind_of
 from rlforge.preflight.model import saved_problems, weight_problems
 from rlforge.preflight.plan import RunPlan
@@ -154,7 +153,7 @@ class _Failures:
 
     def __init__(self, ray_processes: RayProcesses, run_dir: Path, command: str) -> None:
         self._ray, self._run_dir, self._command = ray_processes, run_dir, command
-        self._again = f"go on with: rlforge {command} --resume {shlex.quote(str(run_dir))}"
+        self._again = f"go on with: {command_line(command, '--resume', run_dir)}"
         #: What ends the run once its state is saved.
         self.held: RunError | None = None
 
@@ -352,7 +351,7 @@ def prepared(
         for damage in mend_run(RunPaths(root=run_dir)):
             say(damage)
         with (run_dir / "command.txt").open("a", encoding="utf-8") as commands:
-            commands.write(f"{shlex.join(['rlforge', *command])}\n")
+            commands.write(f"{command_line(*command)}\n")
         keep_start(plan.config, run_dir)
         yield
 
@@ -385,10 +384,10 @@ def _write_ending(
     except Exception as problem:
         # One line is enough: `rlforge report` shows the error again, a bug with its stack trace.
         why = (str(problem) or type(problem).__name__).splitlines()[0]
-        again = f"rlforge report {shlex.quote(str(run_dir))}"
+        again = command_line("report", run_dir)
         print(f"the run's report is not written ({why}); again with: {again}", file=sys.stderr)
 
 
 def _saved(config: PolicyConfig, run_dir: Path) -> str:
-    again = f"rlforge {config.command} --resume {shlex.quote(str(run_dir))}"
+    again = command_line(config.command, "--resume", run_dir)
     return f"{kind_of(config).saved(run_dir)}: {again}"

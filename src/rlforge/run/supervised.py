@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.config.sft import SftConfig
-from rlforge.errors import ConfigError
+from rlforge.errors import ConfigError, command_line
 from rlforge.kinds import Controller, RunKind, Say
 from rlforge.specs import ActorSpec, learner_node, tracker_node
 from rlforge.types import PolicyRef
@@ -132,7 +132,7 @@ class Supervised(RunKind[SftConfig]):
     def next_steps(self, config: SftConfig, run_dir: Path) -> list[str]:
         if config.learner.train == "lora":
             return [_training_from(config, run_dir)]
-        return [f"rlforge export {shlex.quote(str(run_dir))} my-model --merge"]
+        return [command_line("export", run_dir, "my-model", "--merge")]
 
     def learned(self, config: SftConfig, policy: str) -> str:
         data = config.data
@@ -160,12 +160,12 @@ SUPERVISED = Supervised()
 
 def _training_from(config: SftConfig, run_dir: Path) -> str:
     """The command that trains on from a supervised run, with its experiment, games and model."""
-    from rlforge.config.overrides import in_grammar, key_of, parse_overrides
+    from rlforge.config.overrides import assignment, key_of, parse_overrides
 
     first, *_ = (run_dir / "command.txt").read_text(encoding="utf-8").splitlines()
     _, _, *words = shlex.split(first)
     end = words.index("--config-dir") if "--config-dir" in words else len(words)
     given, options = parse_overrides(words[:end]), words[end:]
     kept = [str(one.input_line) for one in given if key_of(one).split(".")[0] in _FOR_GAMES]
-    start = "learner.initial_adapter=" + in_grammar(str(run_dir), quote='"')
-    return shlex.join(["rlforge", config.teachers.command, *kept, start, *options])
+    start = assignment("learner.initial_adapter", run_dir)
+    return command_line(config.teachers.command, *kept, start, *options)

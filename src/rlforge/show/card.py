@@ -13,11 +13,11 @@ from typing import Any, Literal, NamedTuple
 from rlforge.config.games import EnvEntry
 from rlforge.config.keys import conf_dir
 from rlforge.config.model import ALL_LINEAR
-from rlforge.config.overrides import in_grammar
+from rlforge.config.overrides import assignment
 from rlforge.config.per_policy import of_policy, policy_names
 from rlforge.config.prompts import PromptConfig
 from rlforge.config.schema import PolicyConfig
-from rlforge.errors import ConfigError, RlforgeError
+from rlforge.errors import ConfigError, RlforgeError, command_line
 from rlforge.games.base import View
 from rlforge.games.markup import chat_text, message_forms
 from rlforge.games.prompts import Prompter
@@ -112,7 +112,9 @@ def model_card(version: Exported) -> str:
         groups=list(_own_groups(own, run.command, known)),
         all_linear=config.model.lora.target_modules == ALL_LINEAR,
         say=formatting,
+        command=command_line,
         quoted=shlex.join,
+        assignment=assignment,
     )
     return str(card)
 
@@ -168,17 +170,12 @@ def _own_groups(config: PolicyConfig, command: str, known: bool) -> Iterator[str
     if config.games is not None and (not known or re.search(r"\benv[.=]", command)):
         envs = config.games.env.train
         games = [_differences(game, EnvEntry()) | {"id": game.id} for game in envs]
-        yield f"env.train={_on_command_line(games)}"
+        yield assignment("env.train", games)
     if config.prompts:
         texts = {name: _differences(one, PromptConfig()) for name, one in config.prompts.items()}
-        yield f"prompts={_on_command_line(texts)}"
+        yield assignment("prompts", texts)
 
 
 def _differences(group: Any, default: Any) -> dict[str, Any]:
     usual = asdict(default)
     return {key: setting for key, setting in asdict(group).items() if setting != usual[key]}
-
-
-def _on_command_line(setting: object) -> str:
-    # A ``${`` of a text is no reference to a key.
-    return in_grammar(setting, quote='"').replace("${", "\\${")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from rich.rule import Rule
 from rich.segment import Segment, SegmentLines
 from rich.text import Text
 
-from rlforge.errors import ConfigError, RlforgeError, check_type, nearest
+from rlforge.errors import ConfigError, RlforgeError, check_type, command_line, nearest
 from rlforge.games.board import grid_text
 from rlforge.games.grids import Grid, placements
 from rlforge.games.observations import news
@@ -95,7 +94,7 @@ def find_game(run_dir: Path, game_id: str, wanted: Mapping[str, str] | None = No
     for record in read_games(run_dir, [game_id]):
         return record
     ids = [game.spec.game_id for game in index_games(run_dir)]
-    mend = nearest(game_id, ids) or f"; rlforge replay {shlex.quote(str(run_dir))} lists them"
+    mend = nearest(game_id, ids) or f"; {command_line('replay', run_dir)} lists them"
     raise ConfigError(f"game {game_id!r}: not among the {len(ids)} finished games{mend}")
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlforge.config.schema import HardwareConfig
 from rlforge.continuous.config.continuous import ContinuousConfig
-from rlforge.errors import ConfigError
+from rlforge.errors import ConfigError, command_line
 from rlforge.kinds import Asked, Controller, RunKind
 from rlforge.specs import ActorSpec, engine_node, learner_node, tracker_node
 from rlforge.system.packages import need_packages
@@ -103,8 +102,7 @@ class Continuous(RunKind[ContinuousConfig]):
         return "at once; finished phases of its windows are saved; go on with"
 
     def next_steps(self, config: ContinuousConfig, run_dir: Path) -> list[str]:
-        name = shlex.quote(str(run_dir))
-        return [f"rlforge serve {name}", f"rlforge windows list {name}"]
+        return [command_line("serve", run_dir), command_line("windows", "list", run_dir)]
 
     def learned(self, config: ContinuousConfig, policy: str) -> str:
         return "its own decisions in a market with scripted traders"

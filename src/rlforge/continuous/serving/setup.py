@@ -14,7 +14,7 @@ from rlforge.continuous.config.serving import ServingConfig
 from rlforge.continuous.preflight.serving import check_service
 from rlforge.continuous.serving.adapter import find_source
 from rlforge.continuous.serving.client import STATE_DIR
-from rlforge.errors import ConfigError, DeploymentError
+from rlforge.errors import ConfigError, DeploymentError, command_line
 from rlforge.preflight.policy import checked
 from rlforge.types import value
 
@@ -75,7 +75,7 @@ def _of_run(
     if not (run / "config.yaml").is_file():
         raise ConfigError(
             f"{run} is an adapter, not a run: start a service with model=… engine=…, then "
-            f"rlforge deploy {run}"
+            f"{command_line('deploy', run)}"
         )
     of_service = [o for o in overrides if _head(o) in _SERVICE_GROUPS]
     changes = [o for o in overrides if _head(o) not in _SERVICE_GROUPS]

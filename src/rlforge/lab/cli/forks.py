@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +13,7 @@ from rich.text import Text
 
 from rlforge.cli.arguments import JsonFile, RunDir, say, write_result
 from rlforge.cli.games import must_have_games
-from rlforge.errors import ConfigError
+from rlforge.errors import ConfigError, command_line
 from rlforge.show.panels import Listing
 
 if TYPE_CHECKING:
@@ -157,7 +156,7 @@ def analyse(
     console.print(_values(done))
     for line in _decisive(done):
         console.print(line)
-    typer.echo(f"{file}; rlforge report {shlex.quote(str(run_dir))} draws it", err=True)
+    typer.echo(f"{file}; {command_line('report', run_dir)} draws it", err=True)
 
 
 def _found(run_dir: RunDir, game: str) -> GameRecord:

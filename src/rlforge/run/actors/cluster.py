@@ -10,7 +10,6 @@ import contextlib
 import inspect
 import logging
 import re
-import shlex
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
@@ -20,7 +19,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlforge.errors import RlforgeError, RunError
+from rlforge.errors import RlforgeError, RunError, command_line
 from rlforge.preflight.plan import RunPlan
 from rlforge.record.scalars import Sums, means, taken
 from rlforge.run.actors.folder import RunFolder, come_home, on_node, start_server, this_node
@@ -324,7 +323,7 @@ def explained(
         return RunError(text if own else f"an actor could not be started: {text}")
     return RunError(
         f"the {name} died: {reason(error)} See logs/{name}.log in {run_dir}; "
-        f"go on with: rlforge {command} --resume {shlex.quote(str(run_dir))}"
+        f"go on with: {command_line(command, '--resume', run_dir)}"
     )
 
 
