@@ -93,6 +93,8 @@ def start(
     from rlforge import api, launch
     from rlforge.config.roots import started_by
     from rlforge.record.files import short
+    from rlforge.record.signals import Signal, verdict
+    from rlforge.system.values import from_json
 
     if resume is not None and (overrides or multirun or config_dir):
         raise ConfigError(
@@ -116,6 +118,8 @@ def start(
         again = command_line(root.command, "--resume", run.path)
         typer.echo(f"interrupted{windows}; go on with: {again}", err=True)
     else:
+        if unlearned := verdict(from_json(list[Signal], run.summary.get("signals", []))):
+            typer.echo(f"done, {unlearned}", err=True)
         report = short(run.path) / "report.html"
         if report.is_file():
             typer.echo(f"results: {report}", err=True)

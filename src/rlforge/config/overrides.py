@@ -57,7 +57,7 @@ def _parsed(line: str) -> Override:
 
 
 MAPPINGS = (
-    *("prompts", "policies", "market.news", "market.traders"),
+    *("prompts", "policies", "signals", "market.news", "market.traders"),
     *("model.chat_template_args", "pool.hf.chat_template_args"),
 )
 """Keys of mappings whose names are the user's."""

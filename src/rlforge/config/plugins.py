@@ -250,6 +250,26 @@ OBSERVERS = Kind(
     chosen=False,
 )
 
+SIGNALS = Kind(
+    "signals",
+    "signal",
+    "signals",
+    "a rlforge.record.signals.Condition",
+    {
+        name: f"rlforge.record.conditions:{name.upper()}"
+        for name in (
+            *("turn_limit", "context_limit", "failed_games", "cut_answers", "format"),
+            *("illegal_moves", "no_advantage", "equal_rewards", "no_gradient", "skipped_steps"),
+            *("nan_steps", "not_moved", "moved_far", "logprob_gap", "importance", "clipped"),
+            *("low_entropy", "high_entropy", "one_seat", "one_opponent", "below_start"),
+            *("waiting", "idle", "thrown_away", "too_long", "warmup"),
+        )
+    },
+    needs=("threshold", "check", "figures"),
+    called=False,
+    chosen=False,
+)
+
 LOOKS = Kind(
     "looks",
     "look into runs",

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from rlforge.config.engine import EngineConfig
 from rlforge.config.games import BufferConfig, CollectorConfig, EnvConfig, EvalConfig, RewardsConfig
 from rlforge.config.model import ModelConfig
+from rlforge.config.plugins import SIGNALS
 from rlforge.config.policies import Policies, policy_clashes
 from rlforge.config.pool import PoolConfig
 from rlforge.config.prompts import Prompts
@@ -20,6 +21,7 @@ from rlforge.config.rules import (
     FolderName,
     Group,
     NotNegative,
+    Number,
     Positive,
     Problem,
     Range,
@@ -209,9 +211,18 @@ class GamesConfig(PolicyConfig):
     pool: PoolConfig = field(default_factory=PoolConfig)
     collector: CollectorConfig = field(default_factory=CollectorConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    #: Thresholds of signals by name, in place of their own; null: never. A signal says that the run
+    #: learns little or nothing, and why; see docs/signals.md. ``package.module:Thing`` adds one.
+    signals: dict[str, Number | None] = field(default_factory=dict)
+    #: ``stop``: end the run, with exit code 1, once two batches say that it learns nothing and that
+    #: this cannot change.
+    on_no_signal: Literal["warn", "stop"] = "warn"
 
     def clashes(self) -> Iterator[Problem]:
         yield from super().clashes()
+        for name in self.signals:
+            if problem := SIGNALS.problem(name):
+                yield f"signals.{name}", problem
         env, engine = self.env, self.engine
         drops = env.context == "conversation" and env.overflow == "drop_oldest"
         if drops and engine.prompt_room < 1:

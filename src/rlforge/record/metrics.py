@@ -11,7 +11,7 @@ from rlforge.types import EvalResult, GameRecord
 
 NAMESPACES = (
     *("collection-", "evaluation-", "exact-", "inference/", "learner/", "policies/", "pool/"),
-    *("sentinel/", "window/", "api/", "custom/", "system/"),
+    *("sentinel/", "signals/", "window/", "api/", "custom/", "system/"),
 )
 
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from rlforge.record.results import Alarm, ApiUsage, ExactResult, LadderRow, MatchRow, PoolEntry
+from rlforge.record.signals import Signal
 from rlforge.system.hardware import GpuLoad
 from rlforge.types import EvalResult, value
 
@@ -217,6 +218,7 @@ class Progress:
     win_rates: tuple[WinRateRow, ...] = ()
     exact: tuple[ExactRow, ...] = ()
     alarms: tuple[Alarm, ...] = ()
+    signals: tuple[Signal, ...] = ()
     collection: tuple[CollectionRow, ...] = ()
     ladder: tuple[LadderRow, ...] = ()
     ratings: tuple[PoolEntry, ...] = ()

@@ -20,6 +20,7 @@ from rlforge.record.metrics import Metrics, RecentGames, collection_rows, put_ga
 from rlforge.record.progress import EngineRow, ExactRow, Pace, Progress, RunStatus, WinRateRow
 from rlforge.record.results import Alarm, ApiUsage, ExactResult, PoolSnapshot, Ratings, read_evals
 from rlforge.record.samples import sample_turns
+from rlforge.record.signals import Judge, Row, Signal
 from rlforge.record.sinks import Sink, Sinks, make_sinks
 from rlforge.samples import UpdateResult
 from rlforge.system.checkpoint import list_checkpoints
@@ -60,6 +61,7 @@ class Tracker:
         total_updates: int,
         sinks: Sequence[Sink] | None = None,
         *,
+        judge: Callable[[], Judge] | None = None,
         about: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -71,6 +73,7 @@ class Tracker:
             run_name: Name on displays.
             total_updates: Updates that the run is to make.
             sinks: None makes those of ``cfg``.
+            judge: Makes the judge of the run's signals; None: there are none.
             about: Seed, versions, command and the like for summary.json.
             clock: A monotonic clock, in seconds.
         """
@@ -79,7 +82,7 @@ class Tracker:
         self._run_name = run_name
         self._total_updates = total_updates
         self._sinks = Sinks(make_sinks(cfg, self.paths, run_name) if sinks is None else sinks)
-        self._about = dict(about or {})
+        self._make_judge, self._about = judge, dict(about or {})
         self._clock = clock
         self._metrics = Metrics(cfg.window)
         self._status: RunStatus = "running"
@@ -122,6 +125,7 @@ class Tracker:
         )
         self._exact: dict[str, ExactRow] = {}
         self._alarms: list[Alarm] = []
+        self._judge = self._make_judge() if self._make_judge is not None else None
         earlier_s = self._read_files()
         self._begin = self._clock() - earlier_s
         self._pace = Pace(earlier_s, self._counts())
@@ -134,8 +138,12 @@ class Tracker:
             self._update, earlier_s = row["step"], row["time_s"]
             self._earlier_games, self._failed = row["games"], row["failed_games"]
             self._tokens, self._samples = row["tokens"], row["samples_seen"]
+            if self._judge is not None:
+                self._judge.add(row)
         for result in read_evals(self.paths):
             self._remember_eval(result)
+            if self._judge is not None:
+                self._judge.add(result)
         for exact in read_values(ExactResult, self.paths.exact):
             self._remember_exact(exact)
         self._alarms += read_values(Alarm, self.paths.sentinel)
@@ -191,6 +199,7 @@ class Tracker:
         scalars |= self._recent_evals[result.env_id, result.opponent].means()
         # At the step of the version that played, which may be below the newest.
         self._enter(result.step, scalars, f"evaluation-{result.env_id}/{result.opponent}/")
+        self._judged(result)
 
     def add_exact(self, result: ExactResult) -> None:
         """Write an exact measure: a line of exact.jsonl and ``exact-ENV/…``."""
@@ -211,6 +220,17 @@ class Tracker:
 
     def _remember_exact(self, result: ExactResult) -> None:
         self._exact[result.env_id] = ExactRow.after(result, self._exact.get(result.env_id))
+
+    def final_signals(self) -> list[Signal]:
+        """Signals that nothing in the course of the run can end, after two batches of it."""
+        found = self._judge.open if self._judge is not None else []
+        return [one for one in found if one.weight == "final" and one.step < self._update]
+
+    def _judged(self, seen: Row | EvalResult) -> None:
+        changed = self._judge.add(seen) if self._judge is not None else []
+        for one in changed:
+            log.warning("signal %s at update %d: %s", one.name, self._update, one.line)
+            self._enter(self._update, {one.name: float(one.until is None)}, "signals/")
 
     def _remember_eval(self, result: EvalResult) -> None:
         key = (result.env_id, result.opponent)
@@ -290,9 +310,11 @@ class Tracker:
         }
         measured = {**self._metrics.means(), **self._since_update.drain()}
         line = {"step": result.version, "time_s": now, **row, **others, **self._counts()}
-        self._files[self.paths.metrics].append({**line, "failed_games": self._failed, **measured})
+        line |= {"failed_games": self._failed, **measured}
+        self._files[self.paths.metrics].append(line)
         learner = {f"learner/{name}": number for name, number in row.items()}
         self._enter(result.version, {**self._metrics.drain(), **learner, **others, **measured})
+        self._judged(line)
 
     def log_pool(self, snapshot: PoolSnapshot) -> None:
         """Write a snapshot of the pool: pool.json, a line of ratings.jsonl and ``pool/…``.
@@ -353,6 +375,7 @@ class Tracker:
             win_rates=tuple(self._win_rates[key] for key in sorted(self._win_rates)),
             exact=tuple(self._exact[key] for key in sorted(self._exact)),
             alarms=tuple(self._alarms),
+            signals=self._signals(),
             collection=collection_rows(self._metrics, self._games),
             ladder=self._pool.ladder,
             ratings=self._pool.entries[:MOST_ROWS],
@@ -361,6 +384,9 @@ class Tracker:
             gpus=self._gpus,
             api=self._api,
         )
+
+    def _signals(self) -> tuple[Signal, ...]:
+        return tuple(self._judge.signals[-MOST_ROWS:]) if self._judge is not None else ()
 
     def tick(self) -> None:
         """Flush, and write progress.json once a second, where it is due."""
@@ -420,6 +446,7 @@ class Tracker:
             "evaluations": list(self._win_rates.values()),
             "exact": list(self._exact.values()),
             "api": self._api,
+            "signals": self._signals(),
         }
         write_json(self.paths.summary, {**self._about, **reached, **extra})
 

@@ -145,18 +145,30 @@ class Observers(Observer):
                     one.load_state_dict(state[name])
 
 
+async def stop_without_signal(context: RunContext[Any]) -> None:
+    """Raise RunError where ``on_no_signal=stop`` and two batches show that nothing is to learn."""
+    # Only such a run waits for the tracker, whose sinks may be slow.
+    stops = context.config.on_no_signal == "stop"
+    if stops and (final := await context.actors.tracker.final_signals.remote()):
+        lines = ". ".join(signal.line for signal in final)
+        raise RunError(f"nothing can be learned, and on_no_signal=stop: {lines}")
+
+
 class Recorder(Observer):
     """Hands what happens to the tracker, and names the bottleneck in a line."""
 
     def __init__(self, context: RunContext[Any]) -> None:
         self._tracker, self._note = context.actors.tracker, context.note
         self._bottleneck = BottleneckWatch()
+        self._context = context
 
     async def updated(self, update: Updated) -> None:
         of = "" if update.first else update.policy.name
         self._tracker.log_learner.remote(update.result, update.figures, policy=of)
         if update.first and (found := self._bottleneck.updated(update.figures)) is not None:
             self._note(f"update {update.result.version}, bottleneck: {found}")
+
+        await stop_without_signal(self._context)
 
     def evaluated(self, result: EvalResult | ExactResult) -> None:
         add = self._tracker.add_eval if isinstance(result, EvalResult) else self._tracker.add_exact

@@ -12,6 +12,7 @@ from typing import Any
 from rlforge.config.sft import SftConfig
 from rlforge.rollout.demonstrations import batch_of, drawn, load_samples
 from rlforge.run.lifecycle import RunContext
+from rlforge.run.observers import stop_without_signal
 from rlforge.run.resume import BEFORE_ALL, Retention, rewind
 from rlforge.system.checkpoint import checkpoint_version, latest_checkpoint, step_name
 
@@ -34,6 +35,7 @@ class SupervisedRun:
         assert config.total_updates is not None
         self._config, self._total = config, config.total_updates
         self._samples = load_samples(context.run_dir)
+        self._context = context
         self._actors, self._note = context.actors, context.note
         self._root = context.run_dir / "checkpoints"
         self._retention = Retention(self._root, config.learner.keep_checkpoints)
@@ -75,6 +77,7 @@ class SupervisedRun:
                 metrics |= self._measured
                 await self._save()
             self._actors.tracker.log_learner.remote(replace(result, metrics=metrics), {})
+            await stop_without_signal(self._context)
         if self._version > self._saved:
             await self._save()
         if not self._interrupted and self._measured:

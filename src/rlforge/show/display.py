@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -92,6 +92,7 @@ class Display:
         # What lines have said: of the newest update, of evaluations by what they measure, the end.
         self._update, self._evals, self._ended = 0, dict[tuple[str, str], int](), False
         self._window = ""
+        self._signals: dict[tuple[str, int], int | None] = {}
 
     def __enter__(self) -> Self:
         if self.mode == "rich":
@@ -155,12 +156,23 @@ class Display:
             if self._evals.get(key) != step:
                 self._evals[key] = step
                 lines.append(line)
+        lines += self._signal_lines(p)
         if ended and not self._ended:
             self._ended = True
             games = f", {p.games} games" if p.unit == "update" and _plays(p) else ""
             at = f" at {p.unit} {p.update}/{p.total_updates}{games}"
             lines.append(f"{p.status}{at if p.total_updates or p.update else ''}")
         return [f"[{duration(p.elapsed_s)}] {line}" for line in lines]
+
+    def _signal_lines(self, p: Progress) -> Iterator[str]:
+        """Yield a line for each signal that has begun, and for each that has ended."""
+        for signal in p.signals:
+            key, end = (signal.name, signal.step), signal.until
+            if key not in self._signals:
+                yield f"signal at update {signal.step}, {signal.name}: {signal.line}"
+            if end is not None and self._signals.get(key) is None:
+                yield f"signal of update {signal.step} has ended, {signal.name}"
+            self._signals[key] = end
 
 
 def _print(console: Console, line: str) -> None:

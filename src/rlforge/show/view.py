@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pkgutil import resolve_name
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -14,6 +14,7 @@ from rich.text import Text
 from rlforge.config.plugins import RUN_KINDS
 from rlforge.record.bottleneck import bottleneck
 from rlforge.record.progress import CollectionRow, Progress, WinRateRow
+from rlforge.record.signals import Signal
 from rlforge.show.formatting import (
     LEARNER_LABELS,
     NOTHING,
@@ -33,6 +34,8 @@ from rlforge.system.hardware import GpuLoad
 
 #: Most rows of a table, most alarms, and most points of a curve.
 _ROWS, _ALARMS, _POINTS = 12, 3, 16
+#: Lines of the strip of signals.
+_SIGNALS = 3
 #: Age of the last report, in seconds, after which a run is shown as silent.
 _SILENT_AFTER_S = 60.0
 
@@ -40,10 +43,34 @@ _SILENT_AFTER_S = 60.0
 def progress_view(p: Progress, now: float | None = None) -> RenderableType:
     """One frame. now: Unix time, to show the age of an old report."""
     if p.unit == "update":
-        return Group(_head(p, now), *_of_games(p))
+        return Group(_head(p, now), SignalStrip(p.signals), *_of_games(p))
     kinds = map(RUN_KINDS.find, RUN_KINDS.own)
     kind = next(kind for kind in kinds if kind.unit == p.unit)
     return Group(_head(p, now), *resolve_name(kind.progress)(p))
+
+
+class SignalStrip:
+    """At most three lines on signals that go on, those of runs that learn nothing first."""
+
+    def __init__(self, signals: Sequence[Signal]) -> None:
+        still = [signal for signal in signals if signal.until is None]
+        self._signals = sorted(still, key=lambda one: (one.weight == "slow", -one.step))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shown = self._signals[:_SIGNALS]
+        for row, signal in enumerate(shown):
+            style = "yellow" if signal.weight == "slow" else "bold red"
+            text = Text.assemble(
+                (f" {signal.name} ", f"{style} reverse"), (f" {signal.line}", style)
+            )
+            lines = text.wrap(console, options.max_width)
+            # Each later signal keeps a line of its own.
+            room = _SIGNALS - len(shown) + 1 if row == 0 else 1
+            more = len(self._signals) - len(shown) if row == len(shown) - 1 else 0
+            if len(lines) > room or more:
+                lines[room - 1].truncate(options.max_width - (len(f" +{more}") if more else 1))
+                lines[room - 1].append(f" +{more}" if more else "…")
+            yield from lines[:room]
 
 
 def _head(p: Progress, now: float | None) -> Panel:

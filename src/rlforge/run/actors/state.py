@@ -9,6 +9,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from rlforge.record.digests import digest_of_batch
 from rlforge.record.files import RunPaths
 from rlforge.record.game_files import GameWriter
 from rlforge.record.results import ApiUsage, PoolSnapshot
+from rlforge.record.signals import Judge
 from rlforge.record.tracker import Tracker
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.collector import learned_episodes
@@ -47,7 +49,11 @@ class TrackerActor(Tracker):
         begin("tracker", run_dir)
         name, total = config.name, config.total_updates or 0
         self._writer = GameWriter(run_dir)
-        super().__init__(Path(run_dir), config.tracker, name, total, about=about(config))
+        games = config.games
+        judge = partial(Judge, games) if games is not None else None
+        super().__init__(
+            Path(run_dir), config.tracker, name, total, judge=judge, about=about(config)
+        )
         self._saves = config.games is not None and config.games.collector.save_games
         freeze_gc()
 

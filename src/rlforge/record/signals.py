@@ -1,0 +1,224 @@
+"""Signals: conditions, judged from the records of a run, under which it learns little or nothing.
+
+    metrics.jsonl ─▶ Seen ─▶ Condition.check ─▶ Finding ─▶ Signal: begins, goes on, ends
+    evals.jsonl   ─┘
+
+A condition is a pure function of recorded figures, so that the tracker of a run, the report and
+``rlforge why`` find the same. ``rlforge.record.conditions`` has rlforge's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from rlforge.config.plugins import SIGNALS
+from rlforge.config.schema import GamesConfig
+from rlforge.errors import ConfigError
+from rlforge.types import EvalResult, value
+
+#: Updates over which means are taken.
+SPAN = 10
+#: Updates without a finding after which a signal has ended: one good batch among bad ones is none.
+_QUIET = 3
+
+Row = Mapping[str, Any]
+#: ``slow``: the run learns, but less than it could. ``barren``: it learns nothing meanwhile.
+#: ``final``: nor can that change while it goes on.
+Weight = Literal["slow", "barren", "final"]
+
+
+@value
+class Finding:
+    """A condition that holds: a sentence with its figure, and the key that mends it."""
+
+    text: str
+    mend: str
+    weight: Weight = "slow"
+
+
+@value
+class Signal:
+    """A condition that holds since update ``step``, or held from there to ``until``.
+
+    Example:
+        >>> Signal(
+        ...     name="turn_limit", step=1, text="all games are cut at max_turns=2",
+        ...     mend="raise max_turns in env.train", weight="final",
+        ... ).line
+        'all games are cut at max_turns=2; raise max_turns in env.train'
+    """
+
+    name: str
+    step: int
+    text: str
+    mend: str
+    weight: Weight
+    until: int | None = None
+
+    @property
+    def line(self) -> str:
+        return f"{self.text}; {self.mend}"
+
+    def goes_on(self, name: str) -> bool:
+        return self.name == name and self.until is None
+
+
+class Seen:
+    """Records of a run up to now, for conditions.
+
+    Attributes:
+        config: Configuration of the run.
+        evals: Evaluations by (environment, opponent), in the order of their versions.
+    """
+
+    def __init__(self, config: GamesConfig) -> None:
+        self.config = config
+        self.evals: defaultdict[tuple[str, str], list[EvalResult]] = defaultdict(list)
+        self._rows: deque[Row] = deque(maxlen=SPAN)
+
+    def add(self, seen: Row | EvalResult) -> None:
+        """Note a line of metrics.jsonl, or an evaluation."""
+        if isinstance(seen, EvalResult):
+            of = self.evals[seen.env_id, seen.opponent]
+            of.append(seen)
+            of.sort(key=lambda result: result.step)
+        else:
+            self._rows.append(seen)
+
+    @property
+    def step(self) -> int:
+        return int(self._rows[-1]["step"]) if self._rows else 0
+
+    def now(self, name: str) -> float | None:
+        """A figure of the last update; None where it is not there, or no number."""
+        return _number(self._rows[-1].get(name)) if self._rows else None
+
+    def mean(self, name: str, over: int = SPAN) -> float | None:
+        """The mean of the last ``over`` updates; None where fewer have the figure."""
+        rows = list(self._rows)[-over:]
+        found = [number for row in rows if (number := _number(row.get(name))) is not None]
+        return sum(found) / over if len(found) == over else None
+
+    def of_games(self, name: str) -> Iterator[tuple[str, float]]:
+        """Pairs (environment, figure of its training games), the largest figure first."""
+        if not self._rows:
+            return
+        ends, found = f"/{name}", list[tuple[str, float]]()
+        for key in self._rows[-1]:
+            of_games = key.startswith("collection-") and key.endswith(ends)
+            if of_games and (number := self.now(key)) is not None:
+                found.append((key.removeprefix("collection-").removesuffix(ends), number))
+        yield from sorted(found, key=lambda pair: -pair[1])
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A named condition; other packages install their own (``rlforge.signals``).
+
+    Attributes:
+        about: Meaning, in a line.
+        threshold: Default of ``signals.NAME``.
+        figures: Figures of metrics.jsonl whose curves show it; ``*/NAME`` is of each environment.
+        check: Returns a finding where the condition holds at a threshold.
+
+    Example:
+        >>> def few_tokens(seen: Seen, threshold: float) -> Finding | None:
+        ...     tokens = seen.now("tokens")
+        ...     if tokens is None or tokens >= threshold:
+        ...         return None
+        ...     return Finding(text=f"a batch has {tokens} tokens", mend="raise learner.batch_size")
+        >>> condition = Condition("small batches", 100.0, ("tokens",), few_tokens)
+    """
+
+    about: str
+    threshold: float
+    figures: tuple[str, ...]
+    check: Callable[[Seen, float], Finding | None]
+
+
+class Judge:
+    """Judges a run's records as they come: each condition speaks when it begins and ends."""
+
+    def __init__(self, config: GamesConfig) -> None:
+        self._seen, self._quiet = Seen(config), dict[str, int]()
+        self.signals: list[Signal] = []
+        self._conditions = conditions_of(config)
+
+    @property
+    def open(self) -> list[Signal]:
+        return [signal for signal in self.signals if signal.until is None]
+
+    def add(self, seen: Row | EvalResult) -> list[Signal]:
+        """Judge a line of metrics.jsonl, or an evaluation; returns what began or ended."""
+        self._seen.add(seen)
+        changed = list[Signal]()
+        for name, (condition, threshold) in [*self._conditions.items()]:
+            try:
+                with SIGNALS.trial(name):
+                    found = condition.check(self._seen, threshold)
+            except ConfigError as error:
+                # Records go on; the condition would fail at each further line.
+                del self._conditions[name]
+                found = Finding(text=str(error), mend="mend it; it is not judged any more")
+            at = next((at for at, one in enumerate(self.signals) if one.goes_on(name)), None)
+            if found is not None:
+                self._quiet[name] = 0
+                step = self._seen.step if at is None else self.signals[at].step
+                signal = Signal(
+                    name=name, step=step, text=found.text, mend=found.mend, weight=found.weight
+                )
+                if at is None:
+                    self.signals.append(signal)
+                    changed.append(signal)
+                else:
+                    # A reader who comes later finds the newest figure.
+                    self.signals[at] = signal
+            elif at is not None and not isinstance(seen, EvalResult):
+                self._quiet[name] += 1
+                if self._quiet[name] >= _QUIET:
+                    self.signals[at] = replace(self.signals[at], until=self._seen.step)
+                    changed.append(self.signals[at])
+        return changed
+
+
+def conditions_of(config: GamesConfig) -> dict[str, tuple[Condition, float]]:
+    """Conditions that a run is judged by, with their thresholds; ConfigError for a bad plug-in."""
+    # Those of other packages hold as soon as they are installed; ``package.module:Thing`` is named.
+    names = dict.fromkeys((*SIGNALS.names(), *config.signals))
+    found = {name: SIGNALS.find(name) for name in names}
+    own = {name: config.signals.get(name, each.threshold) for name, each in found.items()}
+    return {name: (found[name], limit) for name, limit in own.items() if limit is not None}
+
+
+def judged(config: GamesConfig, rows: Iterable[Row], evals: Iterable[EvalResult]) -> list[Signal]:
+    """Signals of a run's files, in the order in which they began."""
+    judge, waiting = Judge(config), sorted(evals, key=lambda result: result.step)
+    for row in rows:
+        # A run has the evaluation of a version soon after it is published.
+        while waiting and waiting[0].step < row["step"]:
+            judge.add(waiting.pop(0))
+        judge.add(row)
+    for result in waiting:
+        judge.add(result)
+    return judge.signals
+
+
+def verdict(signals: Iterable[Signal]) -> str:
+    """A clause on what a run with these signals, as they stand at its end, has not done; or ''.
+
+    Example:
+        >>> verdict([])
+        ''
+    """
+    still = [signal for signal in signals if signal.until is None]
+    if barren := [signal.line for signal in still if signal.weight != "slow"]:
+        return f"but nothing was learned: {'. '.join(barren[:2])}"
+    return f"but {'. '.join(signal.line for signal in still[:2])}" if still else ""
+
+
+def _number(found: Any) -> float | None:
+    return None if found is None or math.isnan(found) else float(found)

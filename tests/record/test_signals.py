@@ -1,0 +1,241 @@
+"""Signals from records: which condition holds at which figures, when it begins and when it ends."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from rlforge.config.plugins import SIGNALS
+from rlforge.config.schema import RunConfig
+from rlforge.record.signals import Condition, Finding, Judge, Seen, Signal, judged, verdict
+from rlforge.statistics import wilson_interval
+from rlforge.types import EvalResult
+
+ENV = "SimpleTak-v0-train"
+
+#: A line of metrics.jsonl of a run that learns.
+HEALTHY = {
+    "games": 400,
+    "failed_games": 0,
+    "samples": 384,
+    "samples_too_long": 0.0,
+    "kl": 0.04,
+    "lag_mean": 1.0,
+    "grad_norm": 0.7,
+    "lr": 1e-3,
+    "nonfinite_steps": 0.0,
+    "skipped_no_signal": 0.0,
+    "no_advantage_share": 0.1,
+    "reward_spread": 2.0,
+    "logprob_gap_mean": 5e-7,
+    "importance_weight_mean": 0.99,
+    "importance_capped_fraction": 0.01,
+    "clip_fraction": 0.1,
+    "entropy_share": 0.3,
+    "seat_share_max": 0.5,
+    "opponent_share_max": 0.5,
+    "learner_waits": 0.4,
+    "idle_share": 0.2,
+    "lost_share": 0.05,
+    f"collection-{ENV}/turn_limit_rate": 0.02,
+    f"collection-{ENV}/context_limit_rate": 0.0,
+    f"collection-{ENV}/failed_rate": 0.0,
+    f"collection-{ENV}/truncated_rate": 0.1,
+    f"collection-{ENV}/format_success": 0.95,
+    f"collection-{ENV}/invalid_rate": 0.1,
+}
+
+
+def row(step: int, **figures: float) -> dict[str, float]:
+    games = {
+        f"collection-{ENV}/{name[6:]}": x for name, x in figures.items() if name[:5] == "games"
+    }
+    others = {name: x for name, x in figures.items() if name == "games" or name[:5] != "games"}
+    return {"step": step, **HEALTHY, **others, **games}
+
+
+def evaluation(step: int, wins: int, draws: int = 0, games: int = 100) -> EvalResult:
+    return EvalResult(
+        step=step,
+        env_id=ENV,
+        opponent="base",
+        policy_uid=f"step-{step}",
+        games=games,
+        wins=wins,
+        draws=draws,
+        losses=games - wins - draws,
+        win_rate=wins / games,
+        ci95=wilson_interval(wins, games),
+        mean_reward=0.0,
+        invalid_rate=0.0,
+    )
+
+
+def config(**settings) -> RunConfig:
+    return RunConfig(**settings)
+
+
+def names_after(judge: Judge, number: int, first: int = 1, **figures: float) -> list[str]:
+    for step in range(first, first + number):
+        judge.add(row(step, **figures))
+    return [signal.name for signal in judge.open]
+
+
+CASES = [
+    ("turn_limit", 1, {"games_turn_limit_rate": 1.0}, "final"),
+    ("turn_limit", 1, {"games_turn_limit_rate": 0.6}, "slow"),
+    ("context_limit", 1, {"games_context_limit_rate": 1.0}, "final"),
+    ("failed_games", 1, {"games_failed_rate": 0.3}, "slow"),
+    ("cut_answers", 1, {"games_truncated_rate": 0.89}, "slow"),
+    ("format", 1, {"games_format_success": 0.0}, "barren"),
+    ("illegal_moves", 1, {"games_invalid_rate": 0.95}, "slow"),
+    ("no_advantage", 1, {"no_advantage_share": 1.0}, "barren"),
+    ("equal_rewards", 1, {"reward_spread": 0.0}, "barren"),
+    ("no_gradient", 1, {"grad_norm": 0.0}, "barren"),
+    ("skipped_steps", 10, {"skipped_no_signal": 1.0}, "barren"),
+    ("nan_steps", 1, {"nonfinite_steps": 1.0}, "slow"),
+    ("nan_steps", 1, {"nonfinite_steps": 4.0, "grad_norm": float("nan")}, "final"),
+    ("not_moved", 10, {"kl": 2.7e-6}, "barren"),
+    ("moved_far", 1, {"kl": 3.0}, "slow"),
+    ("logprob_gap", 1, {"logprob_gap_mean": 0.05}, "slow"),
+    ("importance", 1, {"importance_weight_mean": 1.8}, "slow"),
+    ("importance", 1, {"importance_weight_mean": 0.2}, "slow"),
+    ("clipped", 1, {"clip_fraction": 0.8}, "slow"),
+    ("low_entropy", 1, {"entropy_share": 0.0}, "slow"),
+    ("high_entropy", 1, {"entropy_share": 0.99}, "slow"),
+    ("one_seat", 1, {"seat_share_max": 1.0}, "slow"),
+    ("waiting", 3, {"learner_waits": 0.99}, "slow"),
+    ("idle", 10, {"idle_share": 0.9}, "slow"),
+    ("thrown_away", 10, {"lost_share": 0.7}, "slow"),
+    ("too_long", 1, {"samples": 0, "samples_too_long": 30.0}, "barren"),
+]
+
+
+@pytest.mark.parametrize(("name", "updates", "figures", "weight"), CASES)
+def test_a_condition_is_named_after_so_many_updates_with_its_figures(
+    name, updates, figures, weight
+):
+    judge = Judge(config())
+    assert name not in names_after(judge, updates - 1, **figures)
+    names_after(judge, 1, updates, **figures)
+    [signal] = [one for one in judge.open if one.name == name]
+    assert (signal.step, signal.weight) == (updates, weight)
+    assert ";" not in signal.text
+
+
+def test_a_run_that_learns_has_no_signal():
+    judge = Judge(config())
+    judge.add(evaluation(0, wins=50))
+    names_after(judge, 40)
+    for step in (10, 20, 30, 40):
+        judge.add(evaluation(step, wins=47))
+    assert judge.signals == []
+
+
+def test_every_condition_of_rlforge_can_hold():
+    evaluated = {"below_start", "one_opponent", "warmup"}
+    assert {name for name, *_ in CASES} | evaluated == set(SIGNALS.own)
+
+
+def test_three_evaluations_below_the_start_are_named_and_two_are_not():
+    judge = Judge(config())
+    for step, wins in ((0, 50), (10, 20), (20, 15)):
+        assert judge.add(evaluation(step, wins)) == []
+    [signal] = judge.add(evaluation(30, wins=18))
+    assert (signal.name, signal.text.count("18% wins instead of 50%")) == ("below_start", 1)
+
+
+def test_games_against_one_opponent_of_several_are_named():
+    pool = {"mode": "fixed", "fixed_opponents": ["random_legal", "win_block"]}
+    judge = Judge(RunConfig(pool=type(RunConfig().pool)(**pool)))
+    assert names_after(judge, 9, opponent_share_max=1.0) == []
+    assert names_after(judge, 1, 10, opponent_share_max=1.0) == ["one_opponent"]
+    assert names_after(Judge(config()), 10, opponent_share_max=1.0) == []
+
+
+def test_a_rate_that_rises_in_most_updates_is_named_at_the_end():
+    learner = type(RunConfig().learner)(total_updates=20, warmup_updates=15)
+    judge = Judge(RunConfig(learner=learner))
+    assert names_after(judge, 19) == []
+    assert names_after(judge, 1, 20) == ["warmup"]
+
+
+def test_a_signal_is_told_once_when_it_begins_and_once_when_it_ends():
+    judge = Judge(config())
+    assert [one.name for one in judge.add(row(1, reward_spread=0.0))] == ["equal_rewards"]
+    assert judge.add(row(2, reward_spread=0.0)) == []
+    assert judge.add(row(3)) == judge.add(row(4)) == []
+    [ended] = judge.add(row(5))
+    assert (ended.step, ended.until) == (1, 5)
+    assert judge.open == []
+
+
+def test_thresholds_of_the_configuration_replace_those_of_the_condition_and_null_switches_off():
+    figures = {"games_turn_limit_rate": 0.6, "reward_spread": 0.0}
+    judge = Judge(config(signals={"turn_limit": 0.7, "equal_rewards": None}))
+    assert names_after(judge, 1, **figures) == []
+
+
+def test_an_unknown_signal_is_refused_with_a_near_name():
+    problems = dict(config(signals={"turn_limits": 1.0}).clashes())
+    assert "did you mean turn_limit" in problems["signals.turn_limits"]
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """A user's module with two conditions, of which the second fails."""
+
+    def slow(seen: Seen, threshold: float) -> Finding | None:
+        games = seen.now("games")
+        return None if games is None or games > threshold else Finding(text="few", mend="more")
+
+    def broken(seen: Seen, threshold: float) -> Finding | None:
+        raise ZeroDivisionError("of mine")
+
+    module = types.ModuleType("own_signals")
+    module.FEW = Condition("few games", 500, ("games",), slow)
+    module.BROKEN = Condition("broken", 1, (), broken)
+    monkeypatch.setitem(sys.modules, "own_signals", module)
+
+
+def test_conditions_of_users_are_judged_and_one_that_fails_is_named_and_left_out(own):
+    judge = Judge(config(signals={"own_signals:FEW": 450, "own_signals:BROKEN": None}))
+    assert names_after(judge, 1) == ["own_signals:FEW"]
+    judge = Judge(config(signals={"own_signals:BROKEN": 1}))
+    names_after(judge, 2)
+    [signal] = judge.signals
+    assert "fails: ZeroDivisionError: of mine" in signal.text
+    assert names_after(judge, 3, 3) == ["own_signals:BROKEN"]
+
+
+def test_files_give_the_signals_of_the_run():
+    rows = [row(step, reward_spread=0.0 if step < 3 else 1.0) for step in range(1, 7)]
+    found = judged(config(), rows, [evaluation(step, 10) for step in (0, 2, 4)])
+    assert [(one.name, one.step, one.until) for one in found] == [("equal_rewards", 1, 5)]
+
+
+def signal(weight: str, until: int | None = None) -> Signal:
+    return Signal(name="x", step=1, text="it stands", mend="push it", weight=weight, until=until)
+
+
+@pytest.mark.parametrize(
+    ("signals", "clause"),
+    [
+        ([], ""),
+        ([signal("barren", until=3)], ""),
+        ([signal("slow")], "but it stands; push it"),
+        ([signal("slow"), signal("final")], "but nothing was learned: it stands; push it"),
+    ],
+)
+def test_the_verdict_is_on_signals_that_still_hold(signals, clause):
+    assert verdict(signals) == clause
+
+
+def test_the_page_lists_every_condition_with_its_threshold():
+    page = (Path(__file__).parents[2] / "docs/signals.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| `(\w+)` \|.*\| (\S+) \|$", page, re.MULTILINE))
+    assert listed == {name: f"{SIGNALS.find(name).threshold:g}" for name in SIGNALS.own}
