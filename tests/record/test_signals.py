@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rlforge.config.compose import compose
+from rlforge.config.overrides import assignment, key_of, parse_overrides
 from rlforge.config.plugins import SIGNALS
 from rlforge.config.schema import RunConfig
 from rlforge.record.signals import Condition, Finding, Judge, Seen, Signal, judged, verdict
@@ -239,3 +241,21 @@ def test_the_page_lists_every_condition_with_its_threshold():
     page = (Path(__file__).parents[2] / "docs/signals.md").read_text(encoding="utf-8")
     listed = dict(re.findall(r"^\| `(\w+)` \|.*\| (\S+) \|$", page, re.MULTILINE))
     assert listed == {name: f"{SIGNALS.find(name).threshold:g}" for name in SIGNALS.own}
+
+
+@pytest.mark.parametrize(("name", "updates", "figures", "weight"), CASES)
+def test_what_a_signal_proposes_to_change_is_a_configuration(name, updates, figures, weight):
+    judge = Judge(config())
+    names_after(judge, updates, **figures)
+    [signal] = [one for one in judge.open if one.name == name]
+    lines = [assignment(key, given) for key, given in signal.change.items()]
+    changed = compose(["algorithm=grpo", *lines]).config
+    assert all(key_of(one) in signal.change for one in parse_overrides(lines))
+    assert changed != compose(["algorithm=grpo"]).config or not lines
+
+
+def test_the_turn_limit_is_raised_where_it_is_set_and_figures_that_are_no_numbers_say_nothing():
+    judge = Judge(config())
+    names_after(judge, 1, games_turn_limit_rate=1.0, kl="much")
+    [signal] = judge.open
+    assert signal.change == {"env.train.0.max_turns": 400}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sized
 
+from rlforge.record import remedies
+from rlforge.record.remedies import Change
 from rlforge.record.signals import SPAN, Condition, Finding, Seen, Weight
 from rlforge.types import EvalResult
 
@@ -31,47 +33,50 @@ def _temperature(seen: Seen) -> str:
 
 
 def _games(
-    name: str, what: Callable[[Seen, str], tuple[str, str]]
+    name: str, what: Callable[[Seen, str], tuple[str, str, Change]]
 ) -> Callable[[Seen, float], Finding | None]:
-    """A check of a share of games; what: end of its sentence, and the mend, for an environment."""
+    """A check of a share of games; what: its end, mend and change, for an environment."""
 
     def check(seen: Seen, threshold: float) -> Finding | None:
         if (seen.now("games") or 0) + (seen.now("failed_games") or 0) < _GAMES:
             return None
         for env, share in seen.of_games(name):
             if share >= threshold:
-                end, mend = what(seen, env)
+                end, mend, change = what(seen, env)
                 weight: Weight = "final" if share >= 0.9995 else "barren"
                 return Finding(
                     text=f"{_of_all(share)} games of {env} {end}",
                     mend=mend,
                     weight=weight if share >= _ALL else "slow",
+                    change=change,
                 )
         return None
 
     return check
 
 
-def _cut_by_turns(seen: Seen, env: str) -> tuple[str, str]:
+def _cut_by_turns(seen: Seen, env: str) -> tuple[str, str, Change]:
     limits = {entry.max_turns for entry in seen.config.env.train if entry.id == env}
     at = f"max_turns={limits.pop()}" if len(limits) == 1 else "their turn limit"
-    return f"are cut at {at}, and such a game has no result", "raise max_turns in env.train"
+    what = f"are cut at {at}, and such a game has no result"
+    return what, "raise max_turns in env.train", remedies.turns(seen.config, env)
 
 
-def _cut_by_context(seen: Seen, env: str) -> tuple[str, str]:
+def _cut_by_context(seen: Seen, env: str) -> tuple[str, str, Change]:
     return (
         "end because the conversation exceeds "
         f"engine.max_model_len={seen.config.engine.max_model_len}",
         "raise it, or set env.context=turn or env.overflow=drop_oldest",
+        remedies.conversations(seen.config),
     )
 
 
-def _failed(seen: Seen, env: str) -> tuple[str, str]:
-    return "fail", "logs/collector-0.log names the error"
+def _failed(seen: Seen, env: str) -> tuple[str, str, Change]:
+    return "fail", "logs/collector-0.log names the error", {}
 
 
 def _answers(
-    name: str, what: Callable[[Seen], tuple[str, str]], *, inverse: bool = False
+    name: str, what: Callable[[Seen], tuple[str, str, Change]], *, inverse: bool = False
 ) -> Callable[[Seen, float], Finding | None]:
     """A check of a share of the policy's answers, or of 1 less it (inverse)."""
 
@@ -80,30 +85,37 @@ def _answers(
         env, share = max(shares, key=lambda pair: pair[1], default=("", 0.0))
         if not env or share < threshold or (seen.now("games") or 0) < _GAMES:
             return None
-        end, mend = what(seen)
-        weight: Weight = "barren" if share >= _ALL else "slow"
-        return Finding(text=f"{_of_all(share)} answers in {env} {end}", mend=mend, weight=weight)
+        end, mend, change = what(seen)
+        return Finding(
+            text=f"{_of_all(share)} answers in {env} {end}",
+            mend=mend,
+            weight="barren" if share >= _ALL else "slow",
+            change=change,
+        )
 
     return check
 
 
-def _not_in_form(seen: Seen) -> tuple[str, str]:
+def _not_in_form(seen: Seen) -> tuple[str, str, Change]:
     return (
         f"are not in the form that model.action_extraction={seen.config.model.action_extraction} "
         "reads",
         f"does model.prompt_template={seen.config.model.prompt_template} fit the model? "
         "`rlforge replay` shows answers; `rlforge sft` teaches the form",
+        {},
     )
 
 
-def _cut_answers(seen: Seen) -> tuple[str, str]:
-    return f"are cut at engine.max_tokens={seen.config.engine.max_tokens}", "raise it"
+def _cut_answers(seen: Seen) -> tuple[str, str, Change]:
+    tokens = seen.config.engine.max_tokens
+    return f"are cut at engine.max_tokens={tokens}", "raise it", remedies.answers(seen.config)
 
 
-def _illegal(seen: Seen) -> tuple[str, str]:
+def _illegal(seen: Seen) -> tuple[str, str, Change]:
     return (
         "are no legal moves",
         "a prompt that lists them (model.prompt_template) or `rlforge sft` helps",
+        {},
     )
 
 
@@ -120,6 +132,7 @@ def _no_advantage(seen: Seen, threshold: float) -> Finding | None:
         if group
         else "give rewards that tell games apart (rewards)",
         weight="barren" if share >= _ALL else "slow",
+        change=remedies.variety(seen.config),
     )
 
 
@@ -154,6 +167,7 @@ def _skipped(seen: Seen, threshold: float) -> Finding | None:
         text=f"{share:.0%} of the last 10 updates made no step: their batches had no advantage",
         mend="a larger learner.batch_size, other opponents (pool) or rewards give one",
         weight="barren" if share >= _ALL else "slow",
+        change=remedies.batches(seen.config),
     )
 
 
@@ -168,6 +182,7 @@ def _nan_steps(seen: Seen, threshold: float) -> Finding | None:
         mend=f"lower learner.learning_rate={_rate(seen)}, and go on from "
         "a version before (learner.initial_adapter)",
         weight="final" if every and seen.mean("grad_norm", 1) is None else "slow",
+        change=remedies.rate(seen.config, 0.1),
     )
 
 
@@ -189,6 +204,7 @@ def _not_moved(seen: Seen, threshold: float) -> Finding | None:
         text=f"the policy moves by {abs(moved):.1g} nats an update",
         mend=f"raise learner.learning_rate={_rate(seen)}",
         weight="barren",
+        change=remedies.rate(seen.config, 100 if abs(moved) < threshold / 10 else 10),
     )
 
 
@@ -199,6 +215,7 @@ def _moved_far(seen: Seen, threshold: float) -> Finding | None:
     return Finding(
         text=f"an update moves the policy by {moved:.2g} nats",
         mend=f"lower learner.learning_rate={_rate(seen)}, learner.epochs or optimizer_steps",
+        change=remedies.rate(seen.config, 0.1),
     )
 
 
@@ -221,6 +238,7 @@ def _weights(seen: Seen, threshold: float) -> Finding | None:
         text=f"importance weights have a mean of {mean:.2g} instead of 1",
         mend="lower buffer.max_staleness or learner.learning_rate; a cut distribution "
         "(engine.top_p, engine.top_k) does the same",
+        change=remedies.rate(seen.config, 0.3),
     )
 
 
@@ -231,6 +249,7 @@ def _clipped(seen: Seen, threshold: float) -> Finding | None:
     return Finding(
         text=f"{max(shares):.0%} of the tokens are clipped, and teach nothing",
         mend="lower learner.learning_rate or buffer.max_staleness",
+        change=remedies.rate(seen.config, 0.3),
     )
 
 
@@ -241,6 +260,7 @@ def _low_entropy(seen: Seen, threshold: float) -> Finding | None:
     return Finding(
         text=f"answers are all but certain (entropy is {share:.1%} of the most)",
         mend=f"raise engine.temperature={_temperature(seen)}, or algorithm.entropy_coef",
+        change=remedies.temperature(seen.config, up=True),
     )
 
 
@@ -252,6 +272,7 @@ def _high_entropy(seen: Seen, threshold: float) -> Finding | None:
         text=f"answers are all but random tokens (entropy is {share:.0%} of the most)",
         mend=f"lower engine.temperature={_temperature(seen)}; does the model load "
         "with its weights?",
+        change=remedies.temperature(seen.config, up=False),
     )
 
 
@@ -296,6 +317,7 @@ def _below_start(seen: Seen, threshold: float) -> Finding | None:
                 text=f"{len(last)} evaluations of {env} against {opponent} are below the start "
                 f"({last[-1].win_rate:.0%} wins instead of {start.win_rate:.0%})",
                 mend="is the reward what it should be (rewards)? lower learner.learning_rate",
+                change=remedies.rate(seen.config, 0.3),
             )
     return None
 
@@ -351,6 +373,7 @@ def _too_long(seen: Seen, threshold: float) -> Finding | None:
         text=f"{_of_all(share)} samples are longer than learner.max_train_len, and left out",
         mend="raise it, or lower engine.max_model_len",
         weight="barren" if share >= _ALL else "slow",
+        change=remedies.samples(seen.config),
     )
 
 
@@ -365,6 +388,7 @@ def _warmup(seen: Seen, threshold: float) -> Finding | None:
     return Finding(
         text=f"the learning rate rises for {learner.warmup_updates} of {last} updates",
         mend="lower learner.warmup_updates",
+        change=remedies.warmup(seen.config),
     )
 
 

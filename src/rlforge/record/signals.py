@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rlforge.config.plugins import SIGNALS
@@ -33,11 +33,15 @@ Weight = Literal["slow", "barren", "final"]
 
 @value
 class Finding:
-    """A condition that holds: a sentence with its figure, and the key that mends it."""
+    """A condition that holds: a sentence with its figure, and the key that mends it.
+
+    change: values to try, by key of the configuration.
+    """
 
     text: str
     mend: str
     weight: Weight = "slow"
+    change: Mapping[str, Any] = field(default_factory=dict)
 
 
 @value
@@ -58,6 +62,7 @@ class Signal:
     mend: str
     weight: Weight
     until: int | None = None
+    change: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def line(self) -> str:
@@ -169,7 +174,12 @@ class Judge:
                 self._quiet[name] = 0
                 step = self._seen.step if at is None else self.signals[at].step
                 signal = Signal(
-                    name=name, step=step, text=found.text, mend=found.mend, weight=found.weight
+                    name=name,
+                    step=step,
+                    text=found.text,
+                    mend=found.mend,
+                    weight=found.weight,
+                    change=found.change,
                 )
                 if at is None:
                     self.signals.append(signal)
@@ -207,6 +217,11 @@ def judged(config: GamesConfig, rows: Iterable[Row], evals: Iterable[EvalResult]
     return judge.signals
 
 
+def ranked(signals: Iterable[Signal]) -> list[Signal]:
+    """Signals that go on first, of these the ones of runs that learn nothing, then the newest."""
+    return sorted(signals, key=lambda one: (one.until is not None, one.weight == "slow", -one.step))
+
+
 def verdict(signals: Iterable[Signal]) -> str:
     """A clause on what a run with these signals, as they stand at its end, has not done; or ''.
 
@@ -221,4 +236,4 @@ def verdict(signals: Iterable[Signal]) -> str:
 
 
 def _number(found: Any) -> float | None:
-    return None if found is None or math.isnan(found) else float(found)
+    return float(found) if isinstance(found, int | float) and not math.isnan(found) else None

@@ -14,7 +14,7 @@ from rich.text import Text
 from rlforge.config.plugins import RUN_KINDS
 from rlforge.record.bottleneck import bottleneck
 from rlforge.record.progress import CollectionRow, Progress, WinRateRow
-from rlforge.record.signals import Signal
+from rlforge.record.signals import Signal, ranked
 from rlforge.show.formatting import (
     LEARNER_LABELS,
     NOTHING,
@@ -53,8 +53,7 @@ class SignalStrip:
     """At most three lines on signals that go on, those of runs that learn nothing first."""
 
     def __init__(self, signals: Sequence[Signal]) -> None:
-        still = [signal for signal in signals if signal.until is None]
-        self._signals = sorted(still, key=lambda one: (one.weight == "slow", -one.step))
+        self._signals = [signal for signal in ranked(signals) if signal.until is None]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         shown = self._signals[:_SIGNALS]

@@ -1,0 +1,67 @@
+"""Values of the configuration to try where a condition holds, by key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlforge.config.schema import GamesConfig
+
+Change = Mapping[str, Any]
+
+#: Turns that nearly all games end within.
+_TURNS = 200
+
+
+def rate(config: GamesConfig, factor: float) -> Change:
+    return {"learner.learning_rate": float(f"{factor * config.learner.learning_rate:.3g}")}
+
+
+def turns(config: GamesConfig, env: str) -> Change:
+    """More turns for the games of ``env``."""
+    return {
+        f"env.train.{place}.max_turns": max(_TURNS, 2 * entry.max_turns)
+        for place, entry in enumerate(config.env.train)
+        if entry.id == env and entry.max_turns is not None
+    }
+
+
+def conversations(config: GamesConfig) -> Change:
+    """More room for what a player has seen and said."""
+    if config.env.context == "conversation" and config.env.overflow == "end":
+        return {"env.overflow": "drop_oldest"}
+    return {"engine.max_model_len": 2 * config.engine.max_model_len}
+
+
+def answers(config: GamesConfig) -> Change:
+    """Longer answers; prompts keep their room."""
+    tokens, room = config.engine.max_tokens, config.engine.max_model_len
+    return {"engine.max_tokens": 4 * tokens, "engine.max_model_len": room + 3 * tokens}
+
+
+def variety(config: GamesConfig) -> Change:
+    """Games of a group that end differently."""
+    if config.engine.temperature < 1:
+        return {"engine.temperature": 1.0}
+    size = getattr(config.algorithm, "group_size", None)
+    return {"algorithm.group_size": 2 * size} if size else {}
+
+
+def temperature(config: GamesConfig, *, up: bool) -> Change:
+    """The model's own distribution, where that is on the side that is wanted."""
+    now = config.engine.temperature
+    return {"engine.temperature": 1.0} if (now < 1 if up else now > 1) else {}
+
+
+def samples(config: GamesConfig) -> Change:
+    """Samples of any length that the engine gives."""
+    return {"learner.max_train_len": config.engine.max_model_len}
+
+
+def batches(config: GamesConfig) -> Change:
+    size = getattr(config.learner, "batch_size", None)
+    return {"learner.batch_size": 2 * size} if size else {}
+
+
+def warmup(config: GamesConfig) -> Change:
+    return {"learner.warmup_updates": (config.total_updates or 0) // 10}
