@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,11 @@ import rlforge.learner.learner
 from rlforge.buffer.batches import read_batch, read_samples
 from rlforge.errors import RunError
 from rlforge.lab.exact.exploit import exploit_run
+from rlforge.lab.verify.check import verify
 from rlforge.learner import Learner
 from rlforge.record.game_files import read_games
+from rlforge.run.actors.learner import LearnerActor
+from rlforge.run.collection import Flow
 from rlforge.samples import TrainBatch
 from rlforge.show.report import write_report
 from rlforge.system.checkpoint import list_checkpoints, read_manifest
@@ -75,6 +81,39 @@ def test_a_synchronous_run_leaves_the_whole_run_directory(
     assert -1 not in places, log
     assert places == sorted(places), log
     assert "--resume can continue from step-3" in log
+
+
+def test_a_run_that_is_killed_after_a_state_has_what_the_state_refers_to(
+    train_kuhn: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, kept = LearnerActor.save_state, threading.Event()
+
+    def save_and_keep(actor: LearnerActor, *given: Any) -> None:
+        save(actor, *given)
+        if not kept.is_set():
+            shutil.copytree("run", "killed")
+            kept.set()
+
+    async def after_the_state(flow: Flow, *given: Any) -> Any:
+        await asyncio.to_thread(kept.wait)
+        return await evaluate(flow, *given)
+
+    evaluate = Flow.evaluate
+    monkeypatch.setattr(LearnerActor, "save_state", save_and_keep)
+    monkeypatch.setattr(Flow, "evaluate", after_the_state)
+    train_kuhn(
+        *("learner.total_updates=3", "learner.state_every=2", "eval.every=1"),
+        *("eval.games=4", "eval.final_games=8"),
+    )
+    at_state = [json.loads(line) for line in Path("killed/metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in at_state] == [1, 2]
+    assert not Path("killed/evals.jsonl").read_text()
+    assert rlforge_here("train", "--resume", "killed") == 0
+    evals = [json.loads(line) for line in Path("killed/evals.jsonl").read_text().splitlines()]
+    games = {(row["step"], row["games"]) for row in evals}
+    assert games == {(0, 8), (1, 4), (2, 4), (3, 8)}
+    assert [row["step"] for row in evals] == sorted(row["step"] for row in evals)
+    assert verify(Path("killed"), whole=True).problems == []
 
 
 def test_the_batch_that_an_update_fails_with_is_written(
@@ -222,7 +261,7 @@ def test_a_collapse_is_reported_and_the_run_goes_back_to_before_it(
 
     def planted(*arguments: Any) -> dict[str, float]:
         metrics = measure(*arguments)
-        if arguments[-1] >= 6:  # updates before it
+        if arguments[-2] >= 6:  # updates before it
             metrics["entropy"] /= 8
         return metrics
 

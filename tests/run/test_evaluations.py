@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,7 +22,9 @@ SLOTS = 4
 
 
 def version(number: int) -> Checkpoint:
-    return Checkpoint(uid=f"step-{number}", version=number, path=f"checkpoints/step-{number}")
+    path = Path("checkpoints", f"step-{number}")
+    path.mkdir(parents=True, exist_ok=True)
+    return Checkpoint(uid=path.name, version=number, path=str(path))
 
 
 def uids(spec: GameSpec) -> set[str]:
@@ -82,7 +85,10 @@ class Run(Observer):
         few += [f"collector.num_eval_workers={SLOTS // 2}"]
         config = compose(["+experiment=tictactoe_mirror", *few, *overrides]).config
         collectors = ("collector-0", "collector-1")
-        self.made = Evaluations(config, collectors, self.tables, self, self, at_once)
+        self.said = list[str]()
+        self.made = Evaluations(
+            config, collectors, self.tables, self, self, at_once, self.said.append
+        )
 
     async def evaluating(self, checkpoint: Checkpoint) -> tuple[()]:
         self.measured.append(checkpoint.version)
@@ -209,6 +215,40 @@ async def test_what_is_on_record_is_not_played_again(continuous: bool) -> None:
         resumed.evaluate(6)
         await settle()
         assert resumed.tables.versions() == [6] * 4
+
+
+async def test_what_a_stopped_run_owes_is_made_by_the_resumed_one_oldest_first() -> None:
+    paths = create_run(Path("run"))
+    first = Run()
+    async with first.live() as evaluations:
+        first.evaluate(0, edge=True)
+        for number in (2, 4, 6):
+            first.evaluate(number)
+        owed = evaluations.state_dict()
+        await settle()
+        await first.tables.end(8)
+    lines = [{name: getattr(one, name) for name in one.__slots__} for one in first.recorded]
+    paths.evals.write_text("".join(json.dumps({**line, "time_s": 1.0}) + "\n" for line in lines))
+    shutil.rmtree("checkpoints/step-4")
+    second = Run()
+    second.made.load_state_dict(json.loads(json.dumps(owed)))
+    async with second.live() as evaluations:
+        await settle()
+        assert second.said == ["step-4 is not evaluated: step-4 is no longer on disk"]
+        assert evaluations.needed == {"step-2", "step-6"}  # version 0 is on record
+        second.evaluate(6)  # the version from which it goes on
+        await second.tables.end(4)
+        await second.tables.end(4)
+        await evaluations.finish()
+        assert evaluations.state_dict() == {}
+    assert second.games() == [(2, 2, 2), (6, 2, 2)]
+    assert second.measured == []
+    third = Run()
+    third.made.load_state_dict(owed)
+    paths.evals.unlink()
+    async with third.live():
+        await settle()
+        assert third.tables.versions() == [0] * 8  # as many as at the start
 
 
 async def test_games_under_way_are_given_up_and_not_recorded_when_the_run_is_stopped() -> None:

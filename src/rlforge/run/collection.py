@@ -86,10 +86,6 @@ class Collection(ABC):
         """Digests of what was played since the last line, where there is something."""
         return None
 
-    async def state(self) -> dict[str, Any]:
-        """The collection's part of the state that a resumed run needs, as plain data."""
-        return {}
-
     @abstractmethod
     async def restore(self, state: Mapping[str, Any] | None) -> None:
         """Go on from ``state``; None: from the start of the run."""
@@ -246,9 +242,6 @@ class Rounds(Collection):
     def _digest_of_games(self) -> dict[str, Any]:
         games, self._recorded = self._recorded, []
         return {"played": len(games), "games": digest_of_games(games)}
-
-    async def state(self) -> dict[str, Any]:
-        return {"game_files": await self._actors.tracker.close_game_file.remote()}
 
     async def restore(self, state: Mapping[str, Any] | None) -> None:
         # Games after the saved state are played again, and would be recorded twice.

@@ -67,6 +67,7 @@ class GameController:
             self._policies,
             self._observers,
             self._published,
+            context.note,
             context.part,
         )
         self._retention = Retention(self._run_dir / "checkpoints", config.learner.keep_checkpoints)
@@ -260,17 +261,23 @@ class GameController:
             "buffer": buffer,
             "policies": self._policies.state_dict(),
             "observers": self._observers.state_dict(),
-            **await self._collection.state(),
+            "evaluations": self._evaluations.state_dict(),
+            # Last: what the others refer to is on disk then, also if the run is killed next.
+            "game_files": await self._actors.tracker.close_game_file.remote(),
         }
         await self._actors.learner.save_state(newest.newest.uid, state)
         log.info("--resume can continue from %s", newest.newest.uid)
 
     async def _restore(self, state: dict[str, Any], version: int) -> None:
         here = str(self._run_dir)
-        state |= {name: moved(state[name], state["run_dir"], here) for name in ("pool", "policies")}
+        # A state of an earlier version owes no evaluations.
+        state = {"evaluations": {}, **state}
+        paths = ("pool", "policies", "evaluations")
+        state |= {name: moved(state[name], state["run_dir"], here) for name in paths}
         self._version = self._state_saved = version
         self._policies.load_state_dict(state["policies"])
         self._observers.load_state_dict(state.get("observers", {}))
+        self._evaluations.load_state_dict(state["evaluations"])
         await asyncio.gather(
             self._actors.pool.load_state_dict.remote(state["pool"]),
             self._actors.buffer.load_state_dict.remote(state["buffer"]),

@@ -4,17 +4,19 @@
     every N updates        ``eval.games`` games of the newest saved version
     ``eval.continuous``    games of the newest version in all evaluation slots, until the next one
 
-Each version is evaluated at most once, under its own number. ``evals.jsonl`` is the record: a
-resumed run evaluates the version that it continues from unless its results are there.
+Each version is evaluated at most once, under its own number, and ``evals.jsonl`` is the record.
+Those of the first two kinds are owed from when they begin: a resumed run makes them anew, unless
+their results are there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from rlforge.config.schema import RunConfig
 from rlforge.record.files import RunPaths
@@ -24,6 +26,7 @@ from rlforge.rollout.lineup import eval_pairings
 from rlforge.run.collection import Collection
 from rlforge.run.observers import Observer
 from rlforge.run.policies import Policies
+from rlforge.system.values import from_json, to_json
 from rlforge.types import Checkpoint, EvalResult, GameSpec
 
 log = logging.getLogger(__name__)
@@ -39,6 +42,7 @@ class Evaluations:
         collection: Plays and counts the games.
         observers: Measure a version that the learner holds, and hear of each result.
         published: Returns once the engines have what was saved.
+        note: Shows a line to the user.
         part: Part of the run in the ids of its games (``GameSpec``).
     """
 
@@ -50,15 +54,18 @@ class Evaluations:
         policies: Policies,
         observers: Observer,
         published: Callable[[], Awaitable[None]],
+        note: Callable[[str], None],
         part: int = 0,
     ) -> None:
         self._config, self._collectors, self._collection = config, collectors, collection
         self._policies, self._observers = policies, observers
-        self._published, self._part = published, part
+        self._published, self._note, self._part = published, note, part
         self._pairings = eval_pairings(config)
         self._results: dict[tuple[str, str], EvalResult] = {}
         #: Uids of the versions in each evaluation under way, by what names it.
         self._needed: dict[str, set[str]] = {}
+        #: What a resumed run needs of each evaluation that is owed, by what names it.
+        self._owed: dict[str, dict[str, Any]] = {}
         self._begun: set[int] = set()
         self._planned: asyncio.Task[None] | None = None
         self._slots: list[asyncio.Task[None]] = []
@@ -82,10 +89,13 @@ class Evaluations:
 
     def begin(self, group: asyncio.TaskGroup, run_dir: Path) -> None:
         """Take up the record of the run; play as tasks of ``group`` from now on."""
-        self._group = group
+        self._group, owed = group, list(self._owed.values())
+        self._owed.clear()
         for result in read_evals(RunPaths(root=run_dir)):
             self._begun.add(result.step)
             self._results[result.env_id, result.opponent] = result
+        for one in owed:
+            self._plan(from_json(list[Checkpoint], one["seated"]), edge=one["edge"], again=True)
         if self._config.eval.continuous:
             self._slots = [
                 group.create_task(self._fill_slot(name))
@@ -118,7 +128,7 @@ class Evaluations:
     async def end(self, *, interrupted: bool) -> None:
         """Evaluate the last version after all others; nothing where it is interrupted."""
         if interrupted:
-            # A resumed run evaluates the version that it continues from, so none is awaited.
+            # They stay owed, so none is awaited.
             for task in self._tasks():
                 task.cancel()
             return
@@ -126,6 +136,14 @@ class Evaluations:
         await self.finish()
         self.evaluate(edge=True)
         await self.finish()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The evaluations that a resumed run owes, as plain data."""
+        return dict(self._owed)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Owe, before ``begin``, what ``state_dict`` says."""
+        self._owed = dict(state)
 
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [*self._slots, *([self._planned] if self._planned else [])]
@@ -149,18 +167,29 @@ class Evaluations:
 
         ``edge``: at the start or the end of training, with ``final_games``.
         """
-        seated = self._policies.seated()
+        self._plan(self._policies.seated(), edge=edge)
+
+    def _plan(self, seated: Sequence[Checkpoint], *, edge: bool, again: bool = False) -> None:
+        """Plan an evaluation. again: for an earlier part of the run, which owes it."""
         if (checkpoint := self._begun_now(seated)) is None:
             return
+        if gone := [one.uid for one in seated if one.path and not Path(one.path).exists()]:
+            self._needed.pop(checkpoint.uid)
+            self._note(f"{checkpoint.uid} is not evaluated: {gone[0]} is no longer on disk")
+            return
+        self._owed[checkpoint.uid] = {"seated": list(map(to_json, seated)), "edge": edge}
         settings, before = self._config.eval, self._planned
         games = settings.final_games if edge and settings.final_games else settings.games
         specs = list(self._games(checkpoint, seated, games))
 
         # Begun here, calls of observers reach the learner before an update changes this version.
-        measured = self._group.create_task(self._observers.evaluating(checkpoint))
+        # One that was owed had been measured before the state that is resumed was saved.
+        measuring = None if again else self._observers.evaluating(checkpoint)
+        measured = None if measuring is None else self._group.create_task(measuring)
 
         async def evaluate() -> None:
-            await measured
+            if measured is not None:
+                await measured
             if before is not None:
                 await before
             await self._published()
@@ -181,6 +210,7 @@ class Evaluations:
 
     def _record(self, uid: str, results: Sequence[EvalResult]) -> None:
         self._needed.pop(uid, None)
+        self._owed.pop(uid, None)
         for result in results:
             self._results[result.env_id, result.opponent] = result
             won = f"{100 * result.win_rate:.1f} % won of {result.games} games"

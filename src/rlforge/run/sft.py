@@ -70,13 +70,17 @@ class SupervisedRun:
             result, _ = await self._actors.learner.update(batch)
             self._version = result.version
             last = self._version == self._total
+            due = last or self._version % settings.save_every == 0
             metrics = {name: one for name, one in result.metrics.items() if name not in _OF_GAMES}
             metrics["epoch"] = self._epochs()
-            if last or self._version % settings.save_every == 0:
+            if due:
                 self._measured = await self._measure()
                 metrics |= self._measured
+            logged = self._actors.tracker.log_learner.remote(replace(result, metrics=metrics), {})
+            if due:
+                # The lines of the updates before a state are on disk before it.
+                await logged
                 await self._save()
-            self._actors.tracker.log_learner.remote(replace(result, metrics=metrics), {})
             await stop_without_signal(self._context)
         if self._version > self._saved:
             await self._save()

@@ -136,11 +136,9 @@ class CollectorActor:
         outlines = Bundle([_outline(record) for record in records])
         self._pool.push_outcomes.remote(outlines)
         self._report_api_usage()
-        # The tracker is awaited, too: the games are on record even if this process dies next.
-        await asyncio.gather(
-            self._tracker.add_games.remote(games if self._saves else outlines),
-            self._buffer.deliver.remote(self._name, games),
-        )
+        # The tracker comes first: the buffer's state, and batches, refer to its games.
+        await self._tracker.add_games.remote(games if self._saves else outlines)
+        await self._buffer.deliver.remote(self._name, games)
 
 
 def _outline(record: GameRecord) -> GameRecord:

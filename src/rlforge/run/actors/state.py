@@ -39,7 +39,7 @@ from rlforge.samples import TrainBatch
 from rlforge.system.checkpoint import is_step_name
 from rlforge.system.garbage import freeze_gc
 from rlforge.system.hardware import versions
-from rlforge.types import Checkpoint, GameRecord, GameSpec
+from rlforge.types import Checkpoint, EvalResult, GameRecord, GameSpec
 
 
 class TrackerActor(Tracker):
@@ -61,6 +61,11 @@ class TrackerActor(Tracker):
         if self._saves:
             self._writer.add(records)
         super().add_games(records)
+
+    def add_eval(self, result: EvalResult) -> None:
+        # A line that is kept by a resumed run refers to these games.
+        self._writer.flush()
+        super().add_eval(result)
 
     def save_games(self, records: Sequence[GameRecord]) -> None:
         self._writer.add(records)
