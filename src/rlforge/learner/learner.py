@@ -181,8 +181,8 @@ class Learner:
                 batch.samples,
                 inputs.proximal.sampled,
                 inputs.behaviour,
-                self._weights_version,
                 self.model.config.get_text_config().vocab_size,
+                self._weights_version,
             ),
             **gap,
         }

@@ -186,8 +186,8 @@ def logprob_metrics(
     batch: Sequence[Sample],
     proximal: Tensor,
     behaviour: Tensor,
-    version: int,
     vocabulary: int,
+    version: int,
 ) -> dict[str, float]:
     """Entropies, and |proximal - behaviour| log-prob [N] over the tokens at lag 0.
 
@@ -195,8 +195,8 @@ def logprob_metrics(
         selection, batch: Rows that are trained on, and the samples that they are of.
         proximal, behaviour: Log-probs [N] of their answer tokens before the update, and under the
             engines that sampled them.
-        version: The one that is updated.
         vocabulary: Number of tokens among which an engine draws.
+        version: The one that is updated.
     """
     if not selection.tokens:
         return {}
