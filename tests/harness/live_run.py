@@ -92,12 +92,14 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> N
         time.sleep(0.1)
 
 
-def killed_by_a_dead(actor: str, process: subprocess.Popen[str]) -> str:
-    """The last line that a run prints which ends because ``actor`` died."""
+def ended_by_a_killed(actor: str, process: subprocess.Popen[str]) -> str:
+    """The last line that a run prints which ends because ``actor`` was killed."""
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 1
     last = stderr.splitlines()[-1]
-    assert f"the {actor} died" in last
+    assert last.startswith(
+        f"rlforge: {actor} was killed (signal 9), perhaps for want of memory: it had"
+    )
     assert "Traceback" not in stderr
     return last
 

@@ -164,7 +164,7 @@ def test_an_alternating_learner_killed_in_an_update_ends_the_resumable_run(
     learner = actor_pids("learner")[-1]
     wait_for(lambda: stopped_in_its_turn(learner), process)
     os.kill(learner, signal.SIGKILL)
-    assert "--resume" in live_run.killed_by_a_dead("learner", process)
+    assert "--resume" in live_run.ended_by_a_killed("learner", process)
     assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
     assert not any(map(alive, all_pids()))  # no engine is left asleep
     assert not (Path("run") / "learning").exists()
@@ -206,7 +206,7 @@ def test_several_ranks_train_and_a_dead_one_ends_the_run(small_model: Path) -> N
     wait_for(lambda: len(rows("metrics.jsonl")) >= 3, process)
     assert not {address for pid in all_pids() for address in listened_on(pid)} - {"127.0.0.1"}
     os.kill(actor_pids("learner-1")[-1], signal.SIGKILL)
-    assert "logs/learner-1.log" in live_run.killed_by_a_dead("learner-1", process)
+    assert "logs/learner-1.log" in live_run.ended_by_a_killed("learner-1", process)
     assert not any(map(alive, all_pids()))
     live_run.change_config("total_updates", 300, 5)
     resumed = run("train", "--resume", "run")
@@ -263,6 +263,23 @@ def test_a_model_that_does_not_load_is_one_message(
     assert rlforge_here("monitor", "run") == 0
     assert f"failed: {problem}" in capsys.readouterr().out
     assert not any(map(alive, all_pids()))
+
+
+@pytest.mark.ray
+def test_an_actor_that_is_killed_for_want_of_memory_is_named_while_it_starts(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_memory_usage_threshold", "0.01")
+    done = run(*train_arguments(small_model))
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert re.fullmatch(
+        r"rlforge: [a-z0-9-]+ was killed by Ray for want of memory.* GiB were in use; `rlforge "
+        r"doctor` lists what saves memory; see logs/[a-z0-9-]+\.log in .*",
+        last,
+    )
+    assert "Traceback" not in done.stderr
+    assert "A worker died" not in done.stderr + done.stdout
 
 
 @pytest.mark.ray

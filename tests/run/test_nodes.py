@@ -281,7 +281,7 @@ def test_after_the_node_of_the_learner_is_lost_a_run_resumes_from_what_it_had_se
         nodes.kill("learner")
         _, stderr = process.communicate(timeout=250)
     assert process.returncode == 1
-    assert "the learner died" in stderr
+    assert "rlforge: learner " in stderr
     assert "rlforge train --resume" in stderr
     newest = checkpoint.latest_checkpoint(run / "checkpoints", with_state=True)
     assert newest is not None
@@ -312,7 +312,7 @@ def test_a_killed_process_is_restarted_or_ends_the_run_with_its_name(
         assert f"{kind} died and is restarted" in stderr
     else:
         assert process.returncode == 1
-        assert f"rlforge: the {kind} died" in stderr
+        assert f"rlforge: {kind} was killed (signal 9)" in stderr
         train(nodes, "--resume", "run")
     assert [row["step"] for row in read_jsonl(run / "metrics.jsonl")] == [*range(1, 11)]
     games = [record for record in read_games(run) if record.spec.purpose == "train"]

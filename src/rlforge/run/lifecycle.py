@@ -32,7 +32,8 @@ from rlforge.record.scalars import taken
 from rlforge.record.status import write_end, write_start
 from rlforge.record.sweeps import job_label
 from rlforge.rollout.lineup import as_played_by, other_models
-from rlforge.run.actors.cluster import RunActors, explained, start_actors
+from rlforge.run.actors.cluster import RunActors, start_actors
+from rlforge.run.actors.ends import explained
 from rlforge.run.actors.host import STATE
 from rlforge.run.actors.process import HELD_S, held_at, turn_file
 from rlforge.run.actors.session import RayProcesses, ray_started
@@ -180,7 +181,8 @@ class _Failures:
         """The error to raise in place of ``error``: it says how to go on."""
         if (ended := self._ray.ended()) is not None:
             return RunError(f"{ended}; {self._again}")
-        return explained(error, actors, self._run_dir, self._command)
+        memory_of = self._ray.memory_of
+        return explained(error, actors, self._run_dir, self._command, memory_of)
 
 
 async def _live(

@@ -11,7 +11,7 @@ from tests.harness.live_run import (
     RUN,
     actor_pids,
     change_config,
-    killed_by_a_dead,
+    ended_by_a_killed,
     rows,
     run,
     start,
@@ -92,7 +92,7 @@ def test_a_run_outlives_an_engine_and_a_dead_learner_ends_it_with_its_cause(smal
     wait_for_windows(2, process)
 
     os.kill(actor_pids("learner")[-1], signal.SIGKILL)
-    assert "rlforge continuous --resume" in killed_by_a_dead("learner", process)
+    assert "rlforge continuous --resume" in ended_by_a_killed("learner", process)
     assert json.loads((RUN / "summary.json").read_text())["status"] == "failed"
 
     change_config("windows", "null", len(rows("windows.jsonl")) + 1)

@@ -11,12 +11,11 @@ import ray
 
 from rlforge.config.compose import compose
 from rlforge.config.schema import HardwareConfig
-from rlforge.errors import ConfigError, RunError
+from rlforge.errors import RunError
 from rlforge.preflight.plan import make_plan, to_json
 from rlforge.run.actors import cluster
 from rlforge.run.actors.session import ray_started
 from rlforge.system.hardware import Machine
-from rlforge.system.network import ProxyError
 
 
 @pytest.mark.parametrize(
@@ -81,29 +80,3 @@ async def test_an_actor_that_ray_does_not_start_raises_instead_of_waiting_for_ev
     late = pytest.raises(RunError, match=r"Ray has not started tracker within 0\.01 s")
     with ray_started(graph.hardware, graph.num_cpus), late:
         await cluster.start_actors(graph, tmp_path)
-
-
-def test_an_error_in_the_code_of_a_user_is_explained_with_its_place() -> None:
-    trace = """Traceback (most recent call last):
-  File "/site/rlforge/games/players.py", line 30, in act
-    player.act(view)
-  File "/home/me/mine.py", line 9, in act
-    raise KeyError(view)
-KeyError: 'unknown'"""
-    error = ray.exceptions.RayTaskError("play", trace, KeyError("unknown"))
-    for one in (error, error.as_instanceof_cause()):
-        assert cluster.reason(one) == "KeyError: 'unknown' (/home/me/mine.py, line 9)"
-
-
-def test_an_actor_that_cannot_start_is_explained_with_its_own_words_where_there_are_some() -> None:
-    def died(error: Exception, text: str) -> ray.exceptions.ActorDiedError:
-        return ray.exceptions.ActorDiedError(ray.exceptions.RayTaskError("__init__", text, error))
-
-    ours = died(ConfigError("no weights"), "rlforge.errors.ConfigError: no weights")
-    assert str(cluster.explained(ours, None, Path("run"), "train")) == "no weights"
-    own = died(ProxyError("no proxy"), "rlforge.system.network.ProxyError: no proxy")
-    assert str(cluster.explained(own, None, Path("run"), "train")) == "no proxy"
-    bug = died(KeyError("a"), "KeyError: 'a'")
-    assert str(cluster.explained(bug, None, Path("run"), "train")).startswith(
-        "an actor could not be started: ActorDiedError: "
-    )

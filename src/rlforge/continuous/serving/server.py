@@ -99,7 +99,8 @@ async def _serve(
     checks: MakeChecks | None,
 ) -> None:
     from rlforge.record.files import open_log
-    from rlforge.run.actors.cluster import reason, start_actors
+    from rlforge.run.actors.cluster import start_actors
+    from rlforge.run.actors.ends import reason
     from rlforge.run.actors.engine_client import REPORT_POLL_S, RemoteEngine
 
     config, state_dir = plan.config, setup.state_dir
@@ -112,7 +113,8 @@ async def _serve(
             say(line)
     except Exception as error:
         # Ray wraps what a constructor raised.
-        raise RunError(f"the engine could not be started: {reason(error)}") from error
+        why = reason(error, state_dir, ray_processes.memory_of)
+        raise RunError(f"the engine could not be started: {why}") from error
     engine = RemoteEngine(
         actors.engines,
         "service",

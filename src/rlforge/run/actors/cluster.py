@@ -1,4 +1,4 @@
-"""Places and starts the actors of a plan, and explains their ends.
+"""Places and starts the actors of a plan.
 
 The classes of the neighbouring modules are plain Python and become actors here.
 """
@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import inspect
 import logging
-import re
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
@@ -19,7 +18,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlforge.errors import RlforgeError, RunError, command_line
+from rlforge.errors import RunError
 from rlforge.preflight.plan import RunPlan
 from rlforge.record.scalars import Sums, means, taken
 from rlforge.run.actors.folder import RunFolder, come_home, on_node, start_server, this_node
@@ -157,7 +156,7 @@ async def start_actors(plan: RunPlan[Any], run_dir: Path, part: int = 0) -> RunA
     when a node has room. ``part`` says how often the run was resumed, and keeps its game ids apart.
 
     Raises RunError when there is no room for all, or Ray does not start one; errors of constructors
-    arrive wrapped by Ray (see ``reason``).
+    arrive wrapped by Ray (see ``ends.reason``).
     """
     specs = [spec for spec in plan.nodes if spec.actor is not None]
     places = await _places(specs)
@@ -298,50 +297,3 @@ async def _has_room(
             f"no room for {what} within {PLACEMENT_PATIENCE_S:g} s; {mend}, "
             "or free what others hold"
         )
-
-
-def explained(
-    error: BaseException, actors: RunActors | None, run_dir: Path, command: str
-) -> BaseException:
-    """Error to raise in place of ``error``: with the actor that died, its log, and how to resume.
-
-    Of a group the first error counts; errors that do not come from Ray stay as they are.
-
-    Args:
-        actors: None while they are starting.
-        command: Command of ``rlforge`` that started the run.
-    """
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if not isinstance(error, ray.exceptions.RayError):
-        return error
-    if not isinstance(error, ray.exceptions.RayActorError):
-        return RunError(reason(error))
-    name = actors.name_of(error.actor_id) if actors is not None else None
-    if name is None:
-        text, own = reason(error), _own_message(error) is not None
-        return RunError(text if own else f"an actor could not be started: {text}")
-    return RunError(
-        f"the {name} died: {reason(error)} See logs/{name}.log in {run_dir}; "
-        f"go on with: {command_line(command, '--resume', run_dir)}"
-    )
-
-
-def reason(error: BaseException) -> str:
-    """Message for the user in an error that Ray wrapped; of a bug also file and line."""
-    cause, trace = error, ""
-    while isinstance(cause, ray.exceptions.RayTaskError) and cause.cause is not None:
-        cause, trace = cause.cause, str(cause)
-    if (message := _own_message(cause)) is not None:
-        return message
-    places = re.findall(r'File "(.+)", line (\d+)', trace)
-    place = f" ({places[-1][0]}, line {places[-1][1]})" if places else ""
-    return f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}{place}"
-
-
-def _own_message(cause: BaseException) -> str | None:
-    if isinstance(cause, RlforgeError):
-        return str(cause)
-    # The error of a constructor arrives only as text inside of Ray's error.
-    messages = re.findall(r"rlforge\.[\w.]*Error: (.+)", str(cause))
-    return messages[-1] if messages else None

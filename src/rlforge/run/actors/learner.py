@@ -16,7 +16,7 @@ from rlforge.config.per_policy import policy_names
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
 from rlforge.run.actors.folder import RunFolder
-from rlforge.run.actors.process import begin, limit_threads, turn_file
+from rlforge.run.actors.process import DEATHS, begin, limit_threads, turn_file
 from rlforge.samples import TrainBatch, UpdateResult
 from rlforge.system.checkpoint import extend_checkpoint, step_name, write_checkpoint
 from rlforge.system.packages import statistics_hidden
@@ -269,7 +269,7 @@ class LearnerGroup:
             # When a rank dies the others fail, too, often before Ray reports its death, the cause.
             _, waiting = await asyncio.wait(calls, timeout=DEATH_REPORTED_S)
             ended = [call.exception() for call in calls if call.done()]
-            deaths = (each for each in ended if isinstance(each, ray.exceptions.RayActorError))
+            deaths = (each for each in ended if isinstance(each, DEATHS))
             cause = next(deaths, error)
             # A RayTaskError has the rank's own error as its cause.
             own = getattr(cause, "cause", None)

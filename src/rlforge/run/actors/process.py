@@ -21,14 +21,21 @@ from rlforge.record.files import open_log
 
 log = logging.getLogger(__name__)
 
+#: Ray's exceptions that say that a process ended.
+DEATHS = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
+
 RESTART_PATIENCE_S = 300.0
 """Seconds within which a restarted actor must be back, with its model loaded and compiled."""
+
+
+ENDS = "this process ends"
+"""Begins the last line of the log of a process that ended itself."""
 
 
 def end(cause: Exception) -> NoReturn:
     """End this process at once, with ``cause`` in its log."""
     root = logging.getLogger("rlforge")
-    root.critical("this process ends: %s", cause)
+    root.critical("%s: %s", ENDS, cause)
     for handler in root.handlers:
         handler.flush()
     # An exception would not be enough: Python would wait for a thread that is stuck.

@@ -32,6 +32,8 @@ WATCH_EVERY_S = 0.5
 """Seconds between looks at the processes of a Ray of our own."""
 
 _VITAL = ("raylet", "gcs_server")
+_LIST_EVERY = 4
+"""Looks at the memory of a node's processes for each look at which processes it has."""
 T = TypeVar("T")
 
 
@@ -80,6 +82,22 @@ class RayProcesses:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if (name := process.name()) in _VITAL:
                     self._vital[process] = name
+        self._workers, self._looks = list[psutil.Process](), 0
+        self._memory = dict[int, int]()
+
+    def memory_of(self, process: int) -> int | None:
+        """Bytes that a process of the node had within the last second of its life, if known."""
+        return self._memory.get(process)
+
+    def _look_at_memory(self) -> None:
+        with contextlib.suppress(psutil.Error):
+            if self._looks % _LIST_EVERY == 0:
+                nodes = [node for node, name in self._vital.items() if name == "raylet"]
+                self._workers = [each for node in nodes for each in node.children()]
+        self._looks += 1
+        for process in self._workers:
+            with contextlib.suppress(psutil.Error):
+                self._memory[process.pid] = process.memory_info().rss
 
     def ended(self) -> RunError | None:
         """The error to raise where one of the processes has ended; None: all run."""
@@ -108,6 +126,7 @@ class RayProcesses:
         while True:
             if self.ended() is not None:
                 return
+            self._look_at_memory()
             await asyncio.sleep(WATCH_EVERY_S)
 
 
