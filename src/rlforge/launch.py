@@ -46,11 +46,14 @@ from rlforge.preflight.plan import (
     write_plan,
 )
 from rlforge.preflight.policy import checked, value_problems, with_template
+from rlforge.record.status import check_unused
 from rlforge.record.sweeps import FAILED, job_of, members, write_sweep
 from rlforge.rollout.lineup import other_models
-from rlforge.system.files import atomic_write
+from rlforge.system import signals
+from rlforge.system.files import atomic_write, new_folder
 from rlforge.system.hardware import detect, prepare_ray
 from rlforge.system.locks import RunLock, claim_gpus
+from rlforge.system.output import lossy
 
 C = TypeVar("C", bound=PolicyConfig)
 
@@ -63,6 +66,10 @@ SWEEP = (
     "hydra/hydra_logging=none",
 )
 """Hydra's settings for a sweep: each job makes its own run directory, Hydra writes nothing."""
+
+
+STAMP = "%Y-%m-%d_%H-%M-%S"
+"""Form of the time in the names of runs and sweeps."""
 
 
 def composed(
@@ -155,14 +162,16 @@ def train(
     """Validate and run an experiment; returns its ``Outcome``."""
     config, plan, notes = _composed(overrides, config_dir, root)
     command = _command(root, overrides, config_dir)
-    return _run(config, plan, notes, new_run_dir(config), command)
+    return _run(config, plan, notes, new_run_dir(config), command, fresh=config.run_dir is None)
 
 
 def train_config(config: RunConfig, command: Sequence[str]) -> Any:
     """Train from a configuration. command: arguments of ``rlforge``."""
     # No file and no override has set its values: errors name the command.
     check(Composed(config=config, rest=command_line(*command)))
-    return _run(config, *_checked_here(config), new_run_dir(config), tuple(command))
+    plan, notes = _checked_here(config)
+    run_dir = new_run_dir(config)
+    return _run(config, plan, notes, run_dir, tuple(command), fresh=config.run_dir is None)
 
 
 def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig, more: int = 0) -> Any:
@@ -198,14 +207,12 @@ def sweep(
     # Grids are validated whole before the first job starts. Other sweepers choose as they go.
     jobs = _grid(overrides)
     first, *_ = [_composed(job, config_dir, root)[0] for job in jobs]
-    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    sweep_dir = Path("runs") / first.name / f"sweep_{stamp}"
+    sweep_dir = new_folder(Path("runs") / first.name / f"sweep_{datetime.now():{STAMP}}")
     # A launcher may run the jobs in other processes.
     os.environ["RLFORGE_CONFIG_DIR"] = str(config_dir.resolve()) if config_dir else ""
     own = [*SWEEP, f"hydra.sweep.dir={in_grammar(sweep_dir)}", *search_path(config_dir)]
     fixed = [item for item in _of_jobs(overrides) if not item.is_sweep_override()]
     shared = [f"{item.get_key_element()}={item.get_value_element_as_str()}" for item in fixed]
-    sweep_dir.mkdir(parents=True)
     try:
         with (
             RunLock(sweep_dir),  # held as long as further jobs may start
@@ -263,20 +270,13 @@ def sweep_job(job: DictConfig) -> float:
 
 
 def new_run_dir(config: PolicyConfig) -> Path:
-    """``run_dir``, or a fresh runs/NAME/TIMESTAMP; ConfigError where it holds a run already."""
-    if config.run_dir is not None:
-        path = Path(config.run_dir)
-        if (path / "config.yaml").exists():
-            again = command_line(config.command, "--resume", path)
-            raise ConfigError(f"run_dir={path}: holds a run already; name another, or {again}")
-        # Now, and not when the model has been loaded.
-        _try_folder(path)
-        return path
-    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    base = Path("runs") / config.name
-    path, number = base / stamp, 1
-    while path.exists():  # two runs may start in one second
-        path, number = base / f"{stamp}.{number}", number + 1
+    """``run_dir``, or runs/NAME/TIMESTAMP; ConfigError where it holds a run already."""
+    if config.run_dir is None:
+        return Path("runs") / config.name / f"{datetime.now():{STAMP}}"
+    path = Path(config.run_dir)
+    check_unused(path, config.command)
+    # Now, and not when the model has been loaded.
+    _try_folder(path)
     return path
 
 
@@ -328,8 +328,12 @@ def _run(
     command: Sequence[str],
     *,
     resume: bool = False,
+    fresh: bool = False,
 ) -> Any:
-    """Start or continue a run by a checked plan; returns its ``Outcome``. notes: for its log."""
+    """Start or continue a run by a checked plan; returns its ``Outcome``.
+
+    notes: for its log. fresh: as of ``prepared``.
+    """
     # Processes of Ray have another current directory.
     run_dir = run_dir.absolute()
     prepare_ray(plan.hardware)  # before Ray is imported
@@ -339,8 +343,11 @@ def _run(
         _say(f"{config.name}: {text}")
 
     with (
+        signals.owned(),
+        signals.warned_by(config.hardware.warning_signal),
+        lossy("stdout", "stderr"),
         claim_gpus(plan.hardware, plan.cards) as claimed,
-        prepared(config, plan, run_dir, command, resume=resume),
+        prepared(config, plan, run_dir, command, resume=resume, fresh=fresh) as run_dir,
     ):
         kind_of(config).prepare(plan.config, run_dir, say)
         # Once more: numbers may follow from what was prepared, and the cards are claimed now.

@@ -213,6 +213,27 @@ def test_a_frame_that_is_the_same_is_not_sent_again(cell, full_run):
     assert f"note {NOTES + 1}\n" in output["text/plain"]
 
 
+class Broken(io.StringIO):
+    """Standard error whose disk is full."""
+
+    def write(self, text):
+        raise OSError("No space left on device")
+
+
+@pytest.mark.parametrize("mode", ["plain", "rich"])
+def test_a_display_that_fails_is_no_part_of_its_run_and_ends_a_monitor(
+    mode, full_run, monkeypatch, caplog
+):
+    monkeypatch.setattr("sys.stderr", Broken())
+    with Display("demo", mode) as display:
+        display.note("a note")
+        display.show(full_run)
+        display.note("another")
+    assert caplog.text.count("the run goes on without it") == 1
+    with pytest.raises(OSError, match="No space"):
+        Display("demo", "plain", Console(file=Broken())).note("a note")
+
+
 def test_monitor_ends_with_the_run(full_run):
     out = console()
     monitor(full_run, refresh_s=60.0, console=out)  # would time out if it waited

@@ -5,6 +5,7 @@ import os
 import shutil
 import sqlite3
 import stat
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from tests.harness.permissions import modes, public_folder, umask, without_right
 from rlforge.system.files import (
     atomic_path,
     atomic_write,
+    new_folder,
     open_database,
     readable_size,
     says_full_disk,
@@ -147,3 +149,13 @@ def test_a_full_disk_is_found_behind_other_errors():
     assert not says_full_disk(None)
     units = ("B", "KiB", "MiB", "GiB", "TiB")
     assert [readable_size(1024**n) for n in range(5)] == [f"1.0 {unit}" for unit in units]
+
+
+def test_each_of_many_that_make_a_folder_at_once_gets_its_own(tmp_path):
+    wanted = tmp_path / "runs" / "kuhn" / "2026-01-01"
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(new_folder, [wanted] * 40))
+    assert {path.name for path in made} == {
+        "2026-01-01",
+        *(f"2026-01-01.{number}" for number in range(1, 40)),
+    }

@@ -26,6 +26,7 @@ from rlforge.cli.arguments import (
     write_result,
 )
 from rlforge.errors import ConfigError, RunError, command_line
+from rlforge.system.output import lossy
 
 if TYPE_CHECKING:
     from rlforge.api import Run
@@ -80,6 +81,7 @@ def sft(overrides: Overrides = None, resume: Resume = None, config_dir: ConfigDi
     start(SftConfig, overrides or [], config_dir, resume, None, multirun=False)
 
 
+@lossy("stdout")  # which has the path alone: the run is made whether or not it is read
 def start(
     root: type[PolicyConfig],
     overrides: list[str],
@@ -94,6 +96,7 @@ def start(
     from rlforge.config.roots import started_by
     from rlforge.record.files import short
     from rlforge.record.signals import Signal, verdict
+    from rlforge.system import signals
     from rlforge.system.values import from_json
 
     if resume is not None and (overrides or multirun or config_dir):
@@ -117,6 +120,10 @@ def start(
         windows = "" if done is None else f" after {done} windows"
         again = command_line(root.command, "--resume", run.path)
         typer.echo(f"interrupted{windows}; go on with: {again}", err=True)
+    elif signals.came():
+        interrupted = True
+        again = command_line("report", run.path)
+        typer.echo(f"interrupted when the run was done: {again}", err=True)
     else:
         if unlearned := verdict(from_json(list[Signal], run.summary.get("signals", []))):
             typer.echo(f"done, {unlearned}", err=True)

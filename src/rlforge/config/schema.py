@@ -63,6 +63,9 @@ class HardwareConfig(Group):
     #: Use nodes of a cluster that join during the run, and go on without those that leave.
     #: `engine.num_engines` and `collector.num_collectors` are the most that run.
     elastic: bool = False
+    #: Signal by which a scheduler says that the time of a job is nearly over, such as Slurm's
+    #: `--signal=B:USR1@120`: the run saves its state and ends, as at SIGTERM. null: none.
+    warning_signal: Literal["USR1", "USR2"] | None = "USR1"
 
     def clashes(self) -> Iterator[Problem]:
         if self.elastic and self.ray_address is None:

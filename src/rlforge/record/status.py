@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlforge.errors import ConfigError, command_line
 from rlforge.record.files import RunPaths, read_json, read_jsonl, write_json
 from rlforge.system.locks import RunLock
 
@@ -21,6 +22,13 @@ def read_summary(run: RunPaths) -> dict[str, Any]:
 
 def is_done(run: RunPaths) -> bool:
     return read_summary(run).get("status") == "done"
+
+
+def check_unused(run_dir: Path, command: str) -> None:
+    """Raise ConfigError where ``run_dir`` holds a run already. command: resumes such a run."""
+    if RunPaths(root=run_dir).config.exists():
+        again = command_line(command, "--resume", run_dir)
+        raise ConfigError(f"run_dir={run_dir}: holds a run already; name another, or {again}")
 
 
 def read_progress(run: RunPaths) -> dict[str, Any]:

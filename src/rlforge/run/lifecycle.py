@@ -29,7 +29,7 @@ from rlforge.preflight.model import saved_problems, weight_problems
 from rlforge.preflight.plan import RunPlan
 from rlforge.record.files import RunPaths, mend_run, open_log, short
 from rlforge.record.scalars import taken
-from rlforge.record.status import write_end, write_start
+from rlforge.record.status import check_unused, is_done, write_end, write_start
 from rlforge.record.sweeps import job_label
 from rlforge.rollout.lineup import as_played_by, other_models
 from rlforge.run.actors.cluster import RunActors, start_actors
@@ -40,10 +40,11 @@ from rlforge.run.actors.session import RayProcesses, ray_started
 from rlforge.run.resume import keep_start
 from rlforge.show.display import Display
 from rlforge.show.report import write_report
-from rlforge.system.files import atomic_write
+from rlforge.system.files import atomic_write, new_folder
 from rlforge.system.hardware import gpu_loads
 from rlforge.system.locks import RunLock
 from rlforge.system.loops import wait_for
+from rlforge.system.signals import held
 from rlforge.types import value
 
 log = logging.getLogger(__name__)
@@ -317,8 +318,14 @@ class _Interrupts:
 
 @contextlib.contextmanager
 def prepared(
-    config: PolicyConfig, plan: RunPlan[Any], run_dir: Path, command: Sequence[str], *, resume: bool
-) -> Iterator[None]:
+    config: PolicyConfig,
+    plan: RunPlan[Any],
+    run_dir: Path,
+    command: Sequence[str],
+    *,
+    resume: bool,
+    fresh: bool = False,
+) -> Iterator[Path]:
     """Check the model and saved policies, lock and fill the run directory, write how it ended.
 
     Damaged files of a resumed run are mended, and named in a line each. Raises ConfigError when a
@@ -329,6 +336,9 @@ def prepared(
     Args:
         config: Configuration as the user gave it, for config.yaml.
         command: Arguments of ``rlforge`` that start such a run, for command.txt.
+        fresh: The directory is to be a new one, whose name gets a number where it is taken.
+
+    Returns the run directory.
     """
     # This is imported here because it loads torch, which takes seconds.
     from rlforge.models.load import lacking_weights, resolve_model, unfetched
@@ -345,17 +355,26 @@ def prepared(
     raise_all(saved_problems(plan.config))
     raise_all(weight_problems(plan.config))
     kind_of(config).check_prompts(config)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with RunLock(run_dir), _end_written(config, run_dir):
-        # The file keeps ``auto`` as the user gave it, so that a resume resolves it for its machine.
-        if not resume:
-            atomic_write(run_dir / "config.yaml", run_yaml(config))
-        for damage in mend_run(RunPaths(root=run_dir)):
-            say(damage)
-        with (run_dir / "command.txt").open("a", encoding="utf-8") as commands:
-            commands.write(f"{command_line(*command)}\n")
-        keep_start(plan.config, run_dir)
-        yield
+    with contextlib.ExitStack() as until_end:
+        # A signal leaves no half of a directory.
+        with held():
+            if fresh:
+                run_dir = new_folder(run_dir)
+            run_dir.mkdir(parents=True, exist_ok=True)
+            until_end.enter_context(RunLock(run_dir))
+            if not resume:
+                # Another run may have been started there while the model was loaded.
+                check_unused(run_dir, config.command)
+            until_end.enter_context(_end_written(config, run_dir))
+            # The file keeps ``auto`` as the user gave it: a resume resolves it for its machine.
+            if not resume:
+                atomic_write(run_dir / "config.yaml", run_yaml(config))
+            for damage in mend_run(RunPaths(root=run_dir)):
+                say(damage)
+            with (run_dir / "command.txt").open("a", encoding="utf-8") as commands:
+                commands.write(f"{command_line(*command)}\n")
+            keep_start(plan.config, run_dir)
+        yield run_dir
 
 
 @contextlib.contextmanager
@@ -363,17 +382,21 @@ def _end_written(config: PolicyConfig, run_dir: Path) -> Iterator[None]:
     """Write that the run starts, and how the block ended."""
     write_start(RunPaths(root=run_dir), config.name, config.total_updates or 0)
     try:
-        yield
+        try:
+            yield
+        except KeyboardInterrupt:
+            _write_ending(config, run_dir, "interrupted")
+            raise
+        except BaseException as error:
+            status = "failed" if isinstance(error, Exception) else "interrupted"
+            _write_ending(config, run_dir, status, str(error) or type(error).__name__)
+            raise
+        _write_ending(config, run_dir)
     except KeyboardInterrupt:
-        _write_ending(config, run_dir, "interrupted")
         raise KeyboardInterrupt(_saved(config, run_dir)) from None
-    except BaseException as error:
-        status = "failed" if isinstance(error, Exception) else "interrupted"
-        _write_ending(config, run_dir, status, str(error) or type(error).__name__)
-        raise
-    _write_ending(config, run_dir)
 
 
+@held()
 def _write_ending(
     config: PolicyConfig, run_dir: Path, status: str | None = None, error: str | None = None
 ) -> None:
@@ -391,5 +414,7 @@ def _write_ending(
 
 
 def _saved(config: PolicyConfig, run_dir: Path) -> str:
+    if is_done(RunPaths(root=run_dir)):
+        return f"when the run was done: {command_line('report', run_dir)}"
     again = command_line(config.command, "--resume", run_dir)
     return f"{kind_of(config).saved(run_dir)}: {again}"

@@ -69,14 +69,14 @@ class Display:
         Args:
             run_name: In front of notes.
             mode: ``auto`` is what the console can show.
-            console: None is standard error.
+            console: None is standard error, of which a failure ends the display, not the run.
             plain_every_s: Least seconds between lines about updates.
             job: Name of a sweep's job, in front of every line.
         """
         self._run_name = run_name
         self._job = f"[{job}] " if job else ""
         # Standard output is for results, such as the path of the run.
-        self._console = console or Console(stderr=True)
+        self._console, self._of_run = console or Console(stderr=True), console is None
         drawable = self._console.is_terminal and not self._console.is_dumb_terminal
         if mode == "auto":
             # Other encodings lack characters of the frame.
@@ -104,9 +104,22 @@ class Display:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if isinstance(self._live, Live):
-            self._live.stop()
+        with self._apart():
+            if isinstance(self._live, Live):
+                self._live.stop()
         self._live = None
+
+    @contextlib.contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Go on in silence from where the block fails: the display is no part of the run."""
+        try:
+            yield
+        # Rich leaves by SystemExit where the reader of a pipe has left.
+        except (Exception, SystemExit):
+            if not self._of_run:
+                raise
+            log.exception("the display has failed; the run goes on without it")
+            self.mode, self._live = "off", None
 
     def show(self, progress: Progress) -> None:
         """Show ``progress``, and each new window in a line."""
@@ -115,20 +128,22 @@ class Display:
         if progress.window not in ("", self._window):
             self._window = progress.window
             self.note(progress.window)
-        if self._live is not None:
-            self._live.update(progress_view(progress, time.time()), refresh=True)
-        elif self.mode == "plain":
-            for line in self._new_lines(progress):
-                _print(self._console, f"{self._job}{line}")
+        with self._apart():
+            if self._live is not None:
+                self._live.update(progress_view(progress, time.time()), refresh=True)
+            elif self.mode == "plain":
+                for line in self._new_lines(progress):
+                    _print(self._console, f"{self._job}{line}")
 
     def note(self, text: str) -> None:
         """Print a message, above the frame or as a line, and log it."""
         log.info("%s", text)
         line = f"{self._job}{self._run_name}: {text}"
-        if isinstance(self._live, NotebookFrame):
-            self._live.note(line)
-        elif self.mode != "off":
-            _print(self._console, line)
+        with self._apart():
+            if isinstance(self._live, NotebookFrame):
+                self._live.note(line)
+            elif self.mode != "off":
+                _print(self._console, line)
 
     def _new_lines(self, p: Progress) -> list[str]:
         now, ended = time.monotonic(), p.status != "running"

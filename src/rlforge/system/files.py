@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import os
 import secrets
 import shutil
@@ -55,6 +56,17 @@ def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
             # An error of the clean-up must not hide that of the block.
             with contextlib.suppress(OSError):
                 work.unlink()
+
+
+def new_folder(path: Path) -> Path:
+    """Make ``path``, or where it exists the first of PATH.1, PATH.2 …; returns the one made."""
+    # Only the attempt tells: between a look and the making another process may make it.
+    for number in itertools.count():
+        folder = path.with_name(f"{path.name}.{number}") if number else path
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
+    raise AssertionError("numbers do not end")
 
 
 def usual_modes(folder: Path) -> None:

@@ -28,7 +28,8 @@ def lossy(*names: str) -> Iterator[None]:
     with contextlib.ExitStack() as undo:
         for name in names:
             stream = getattr(sys, name)
-            raw = getattr(getattr(stream, "buffer", None), "raw", None)
+            buffer = getattr(stream, "buffer", None)
+            raw = getattr(buffer, "raw", buffer)  # with PYTHONUNBUFFERED there is no buffer
             if isinstance(raw, io.FileIO) and not isinstance(raw, _Lossy):
                 undo.enter_context(_replaced(name, stream))
         yield

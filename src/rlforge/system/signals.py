@@ -118,6 +118,7 @@ def owned() -> Iterator[None]:
 
 
 def _give_back() -> None:
+    _owner.forget()
     for number in list(_owner.replaced):
         signal.signal(number, _owner.replaced.pop(number))
 
@@ -175,6 +176,11 @@ def held() -> Iterator[None]:
 def dropped() -> bool:
     """Whether a KeyboardInterrupt was raised; where the code went on, it was lost on its way."""
     return _owner.raised
+
+
+def came() -> bool:
+    """Whether a signal has come since the handlers are owned."""
+    return _owner.raised or _owner.heeded
 
 
 def heed() -> None:
