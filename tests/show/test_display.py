@@ -227,7 +227,7 @@ def test_a_display_that_fails_is_no_part_of_its_run_and_ends_a_monitor(
     monkeypatch.setattr("sys.stderr", Broken())
     with Display("demo", mode) as display:
         display.note("a note")
-        display.show(full_run)
+        display.show(progress_of(full_run))
         display.note("another")
     assert caplog.text.count("the run goes on without it") == 1
     with pytest.raises(OSError, match="No space"):

@@ -98,7 +98,8 @@ class Display:
         if self.mode == "rich":
             # Frames change with reports alone: Rich's thread would draw the same one again.
             self._live = Live(console=self._console, auto_refresh=False)
-            self._live.start()
+            with self._apart():
+                self._live.start()
         elif self.mode == "notebook":
             self._live = NotebookFrame()
         return self
