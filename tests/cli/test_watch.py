@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.harness.records import write_signals
 from tests.harness.sweep_runs import write_jobs
 
 SWEEP = Path("runs/demo/sweep_1")
@@ -65,3 +66,22 @@ def test_runs_of_a_sweep_are_listed_together(rlforge):
     assert rows[0] == ["0", "done", "2/2", "0", "0.001", "40%", "(31", "to", "50)", "0:00"]
     assert [row[0] for row in rows] == ["0", "1", "2", "3"]
     assert json.loads(Path("runs.json").read_text())[0]["settings"]["seed"] == "0"
+
+
+def test_a_run_with_signals_is_marked_and_its_signals_stand_below_the_table(rlforge):
+    learner = "learner: {warmup_updates: 12, total_updates: 12}"
+    config = f"kind: games\nname: demo\n{learner}\nenv: {{train: [{{id: TicTacToe-v0-train}}]}}\n"
+    for number in (4, 5):
+        write_signals(SWEEP / str(number), config=config, games_turn_limit_rate=1.0)
+    code, out, _ = rlforge("runs", "--json", "runs.json")
+    lines = out.splitlines()
+    assert code == 0
+    assert max(map(len, lines)) <= 80
+    assert [" !" in line for line in lines if "done" in line][-4:] == [False, False, True, True]
+    assert "! turn_limit, warmup: 4, 5" in lines
+    assert json.loads(Path("runs.json").read_text())[-1]["signals"] == ["turn_limit", "warmup"]
+    _, out, _ = rlforge("compare", SWEEP, "-o", "all.md")
+    assert "! turn_limit, warmup: 4, 5" in out.splitlines()
+    assert "\n! turn_limit, warmup: 4, 5\n" in Path("all.md").read_text()
+    assert rlforge("report", SWEEP).code == 0
+    assert (SWEEP / "comparison.html").read_text().count(">turn_limit</span>") == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,22 @@ from rich.console import Console
 from tests import factories
 from tests.factories import Clock
 
+from rlforge.config.roots import read_any
 from rlforge.config.schema import TrackerConfig
-from rlforge.record.files import read_json
+from rlforge.record.files import (
+    RunPaths,
+    create_run,
+    read_json,
+    read_jsonl,
+    write_json,
+    write_jsonl,
+)
 from rlforge.record.game_files import GameWriter
 from rlforge.record.progress import Progress
+from rlforge.record.signals import judged
 from rlforge.record.tracker import Tracker
 from rlforge.show.view import progress_view
-from rlforge.system.values import from_json
+from rlforge.system.values import from_json, to_json
 from rlforge.types import GameRecord
 
 NewTracker = Callable[..., Tracker]
@@ -29,6 +38,49 @@ def tracker_of(run_dir: Path, clock: Clock, *sinks: Any, **config: Any) -> Track
     """The tracker of a run of ten updates, with no sinks but those that are given."""
     about = {"seed": 7, "versions": {"torch": "2.13.0"}}
     return Tracker(run_dir, TrackerConfig(**config), "demo", 10, sinks, about=about, clock=clock)
+
+
+#: A line of metrics.jsonl of a run that learns.
+HEALTHY = {
+    "games": 400,
+    "failed_games": 0,
+    "samples": 384,
+    "kl": 0.04,
+    "lag_mean": 1.0,
+    "grad_norm": 0.7,
+    "lr": 1e-3,
+    "no_advantage_share": 0.1,
+    "reward_mean": 0.1,
+    "reward_spread": 2.0,
+    "entropy": 1.2,
+    "collection-TicTacToe-v0-train/turn_limit_rate": 0.02,
+    "collection-TicTacToe-v0-train/format_success": 0.95,
+}
+
+
+def write_signals(
+    run_dir: Path,
+    updates: int = 12,
+    config: str = "kind: games\nname: demo\nenv: {train: [{id: TicTacToe-v0-train}]}\n",
+    wins: Sequence[int] = (),
+    **figures: float,
+) -> RunPaths:
+    """A run that is done, of healthy updates but for these figures (``games_X``: of its games).
+
+    wins: of 100 games against ``base``, in evaluations after 0, 4, 8 … updates.
+    """
+    paths = create_run(run_dir)
+    paths.config.write_text(config)
+    env = "collection-TicTacToe-v0-train"
+    own = {name.replace("games_", f"{env}/", 1): figure for name, figure in figures.items()}
+    write_jsonl(paths.metrics, [{"step": n + 1, **HEALTHY, **own} for n in range(updates)])
+    about = {"env_id": "TicTacToe-v0-train", "opponent": "base"}
+    evals = [factories.evaluation(4 * n, won, **about) for n, won in enumerate(wins)]
+    write_jsonl(paths.evals, map(to_json, evals))
+    found = judged(read_any(run_dir).games, read_jsonl(paths.metrics), evals)
+    ended = {"run_name": "demo", "status": "done", "updates": updates, "total_updates": updates}
+    write_json(paths.summary, {**ended, "wall_time_s": 60.0, "signals": found})
+    return paths
 
 
 def write_games(run_dir: Path, *games: GameRecord) -> None:

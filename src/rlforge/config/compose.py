@@ -273,28 +273,41 @@ def run_yaml(config: PolicyConfig, about: str = "") -> str:
 
 
 @overload
-def from_yaml(path: Path) -> RunConfig: ...
+def from_yaml(path: Path, *, gone: bool = False) -> RunConfig: ...
 
 
 @overload
-def from_yaml(path: Path, root: type[C]) -> C: ...
+def from_yaml(path: Path, root: type[C], *, gone: bool = False) -> C: ...
 
 
-def from_yaml(path: Path, root: type[Any] = RunConfig) -> Any:
-    """Read a run's ``config.yaml``; ConfigError if damaged."""
+def from_yaml(path: Path, root: type[Any] = RunConfig, *, gone: bool = False) -> Any:
+    """Read a run's ``config.yaml``; ConfigError if damaged. gone: leave unknown keys out."""
     try:
         values = OmegaConf.to_container(run_mapping(path), resolve=True)
-        return read(root, own_values(root, cast("dict[str, Any]", values)))
+        own = own_values(root, cast("dict[str, Any]", values))
+        return _read_known(root, own) if gone else read(root, own)
     except InvalidValuesError as error:
-        gone = (
+        mend = (
             "this key is gone, or never was one; delete it there (CHANGELOG.md says which keys are "
             "constants now)"
         )
         raise_all(
-            f"{path}: {one.key}: {gone}" if one.unknown else f"{path}: {one}" for one in error.wrong
+            f"{path}: {one.key}: {mend}" if one.unknown else f"{path}: {one}" for one in error.wrong
         )
     except OmegaConfBaseException as error:
         raise ConfigError(f"{path}: {first_line(error)}") from None
+
+
+def _read_known(root: type[C], values: dict[str, Any]) -> C:
+    try:
+        return read(root, values)
+    except InvalidValuesError as error:
+        if not all(one.unknown for one in error.wrong):
+            raise
+        for one in error.wrong:
+            group, _, name = one.key.rpartition(".")
+            del value_at(values, group)[name]
+        return read(root, values)
 
 
 def run_mapping(path: Path) -> DictConfig:

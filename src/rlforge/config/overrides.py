@@ -103,6 +103,16 @@ def assignment(key: str, given: object) -> str:
     return f"{key}={in_grammar(given, quote=chr(34))}"
 
 
+def assignments(values: Mapping[str, object]) -> str:
+    """Overrides as they are pasted into a shell, behind a command.
+
+    Example:
+        >>> print(assignments({"engine.max_tokens": 16, "name": "a, b"}))
+        engine.max_tokens=16 'name="a, b"'
+    """
+    return shlex.join(assignment(key, given) for key, given in values.items())
+
+
 def in_grammar(given: object, quote: str = "'", *, refers: bool = False) -> str:
     """A value as it is written behind ``key=``.
 

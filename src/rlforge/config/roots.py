@@ -83,9 +83,12 @@ def of_kind(overrides: Sequence[str], root: type[PolicyConfig]) -> list[str]:
     return [one for one in overrides if not re.match(r"[+~]*kind(=|$)", one)]
 
 
-def read_any(run_dir: Path) -> PolicyConfig:
-    """The configuration of a run; ConfigError where there is none."""
-    config: PolicyConfig = from_yaml(run_dir / "config.yaml", kind_of_run(run_dir))
+def read_any(run_dir: Path, *, gone: bool = False) -> PolicyConfig:
+    """The configuration of a run; ConfigError where there is none.
+
+    gone: without keys that rlforge does not know, as of earlier versions, for what only looks.
+    """
+    config: PolicyConfig = from_yaml(run_dir / "config.yaml", kind_of_run(run_dir), gone=gone)
     return config
 
 

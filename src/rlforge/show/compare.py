@@ -13,8 +13,9 @@ import yaml
 
 from rlforge.config.stamp import check_stamp
 from rlforge.errors import RlforgeError
-from rlforge.record.files import RunPaths, open_run, read_jsonl
+from rlforge.record.files import RunPaths, open_run, read_jsonl, values_in
 from rlforge.record.results import read_evals
+from rlforge.record.signals import Signal, ranked
 from rlforge.record.status import read_progress, read_summary
 from rlforge.record.sweeps import FAILED, job_of, members
 from rlforge.show.formatting import duration, number, percent
@@ -70,6 +71,7 @@ class Compared:
         results: Figures by what they measure.
         wall_s: Seconds so far.
         objective: Number that a sweep maximises; None until the run ends.
+        signals: Names of the signals of a run that go on, the worst first.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Compared:
     results: Mapping[str, Result]
     wall_s: float | None
     objective: float | None
+    signals: tuple[str, ...] = ()
 
     @property
     def state(self) -> str:
@@ -201,6 +204,7 @@ class _Files(NamedTuple):
     evals: Sequence[EvalResult]
     summary: Mapping[str, Any]
     progress: Mapping[str, Any]
+    signals: Sequence[Signal] = ()
     problem: str = ""
 
 
@@ -208,10 +212,18 @@ def _read(path: Path) -> _Files:
     run = RunPaths(root=path)
     try:
         config, evals = _settings(path), read_evals(run)
-        return _Files(path, config, evals, read_summary(run), read_progress(run))
+        summary, progress = read_summary(run), read_progress(run)
+        file, newest = (run.progress, progress) if _goes_on(summary) else (run.summary, summary)
+        signals = values_in(Signal, newest.get("signals", ()), file)
+        return _Files(path, config, evals, summary, progress, signals)
     except RlforgeError as error:
         # One damaged run must not hide the others.
-        return _Files(path, {}, (), {"status": "damaged"}, {}, str(error))
+        return _Files(path, {}, (), {"status": "damaged"}, {}, problem=str(error))
+
+
+def _goes_on(summary: Mapping[str, Any]) -> bool:
+    """Whether ``summary.json`` is of an earlier part, so that progress.json is newer."""
+    return summary.get("status") in ("running", "killed")
 
 
 def _settings(path: Path) -> dict[str, str]:
@@ -274,7 +286,7 @@ def _run(own: _Files, folder: str, settings: Mapping[str, str], several: bool) -
     status = str(summary.get("status", "failed" if (path / FAILED).is_file() else "not started"))
     unit = "windows" if "windows" in summary or run.windows.is_file() else "updates"
     done, total = summary.get(unit, 0), summary.get(f"total_{unit}")
-    if status in ("running", "killed"):  # summary.json is of an earlier part
+    if _goes_on(summary):
         done, total = progress.get("update", 0), progress.get("total_updates") or total
     running = status == "running"
     return ComparedRun(
@@ -286,6 +298,7 @@ def _run(own: _Files, folder: str, settings: Mapping[str, str], several: bool) -
         results={} if own.problem else _results(run, own.evals, several),
         wall_s=progress.get("elapsed_s") if running else summary.get("wall_time_s"),
         eta_s=progress.get("eta_s") if running else None,
+        signals=tuple(one.name for one in ranked(own.signals) if one.until is None),
         objective=summary.get("objective"),
     )
 

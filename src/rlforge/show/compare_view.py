@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -24,10 +24,14 @@ from rlforge.show.panels import STATUS_STYLE, Fitting, Listing
 MOST_SETTINGS = 8
 #: In lists of runs, which may be many.
 MOST_LISTED = 4
+#: Runs with the same signals that are named.
+_MOST_MARKED = 12
 
 OF_SEEDS = "mean (range) over seeds"
 OF_RUNS = "result (95 % interval)"
 BEST = "best"
+#: Behind the state of a run with signals.
+MARK = " !"
 
 
 def show(comparison: Comparison, console: Console) -> None:
@@ -74,7 +78,7 @@ def headline(comparison: Comparison) -> str:
 def line_of(run: ComparedRun) -> str:
     name = " ".join([run.name, *settings_text(run.settings)])
     results = (f"{name} {result}" for name, result in run.results.items())
-    return f"{name}: {', '.join([run.state, *results])}"
+    return f"{name}: {', '.join([run.state, *results, *map('signal {}'.format, run.signals)])}"
 
 
 def table_of(
@@ -97,10 +101,11 @@ def table_of(
     for cells, row in zip(_cells(rows), rows, strict=True):
         style = "bold" if row is best else ""
         state = STATUS_STYLE.get(row.state.partition(" ")[0], "dim")
-        wide.add_row(cells[0], Text(cells[1], state), *cells[2:], style=style)
+        mark = (MARK, "bold yellow") if row.signals else ""
+        wide.add_row(cells[0], Text.assemble((cells[1], state), mark), *cells[2:], style=style)
         about = [
             Text(row.name),
-            Text(row.state.replace(", ", "\n"), state),
+            Text.assemble((row.state.replace(", ", "\n"), state), mark),
             Text(duration(row.wall_s)),
         ]
         about += [Text(BEST)] if row is best else []
@@ -114,7 +119,21 @@ def table_of(
             figures,
             style=style,
         )
-    return Fitting(wide, tall)
+    marked = [Text(line, "yellow") for line in _marked(rows)]
+    return Group(Fitting(wide, tall), *marked) if marked else Fitting(wide, tall)
+
+
+def _marked(rows: Sequence[Compared]) -> Iterator[str]:
+    """Yield lines below a table on what its mark means: the signals of each run that has some."""
+    # In the table they would take the room of settings and results.
+    found: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        if row.signals:
+            found.setdefault(row.signals, []).append(row.name)
+    for signals, names in found.items():
+        left = len(names) - _MOST_MARKED
+        more = f" and {left} more" if left > 0 else ""
+        yield f"{MARK.strip()} {', '.join(signals)}: {', '.join(names[:_MOST_MARKED])}{more}"
 
 
 def columns(rows: Sequence[Compared]) -> tuple[list[str], list[str]]:
@@ -146,6 +165,7 @@ def to_csv(comparison: Comparison) -> str:
     runs = comparison.by_configuration
     ends = [f"{name}{end}" for name in columns(runs)[1] for end in ("", " low", " high")]
     head = ["run", "status", "done", *comparison.keys, *ends, "objective", "wall_s", "best"]
+    head.append("signals")
     text = io.StringIO()
     # By default csv ends lines by \r\n, of which other tools make a part of the last cell.
     writer = csv.DictWriter(text, head, restval="", lineterminator="\n")
@@ -155,7 +175,8 @@ def to_csv(comparison: Comparison) -> str:
         row |= {**run.settings, "objective": run.objective, "wall_s": run.wall_s}
         for name, one in run.results.items():
             row |= {name: one.mean, f"{name} low": one.low, f"{name} high": one.high}
-        writer.writerow({**row, "best": run.path == comparison.best})
+        row |= {"best": run.path == comparison.best, "signals": " ".join(run.signals)}
+        writer.writerow(row)
     return text.getvalue()
 
 
@@ -174,4 +195,5 @@ def _markdown(rows: Sequence[Compared], name: str) -> str:
     lines += _cells(rows)
     # A bar in a setting would end its cell.
     escaped = [[cell.replace("|", r"\|") for cell in line] for line in lines]
-    return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
+    table = "".join(f"| {' | '.join(line)} |\n" for line in escaped)
+    return table + "".join(f"\n{line}\n" for line in _marked(rows))

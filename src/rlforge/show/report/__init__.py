@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from pkgutil import resolve_name
 
+from rlforge.config.overrides import assignments
 from rlforge.config.plugins import RUN_KINDS
+from rlforge.record.signals import ranked
 from rlforge.show.report import curves, games, tables
 from rlforge.show.report.data import RunData, load_run
 from rlforge.show.report.page import check_page, render, write_page
@@ -27,4 +29,12 @@ def write_report(run_dir: Path | str, output: Path | str | None = None) -> Path:
 
 
 def of_games(run: RunData) -> str:
-    return render("show/report/run.html.jinja", run=run, curves=curves, games=games, tables=tables)
+    return render(
+        "show/report/run.html.jinja",
+        run=run,
+        signals=ranked(run.signals),
+        assignments=assignments,
+        curves=curves,
+        games=games,
+        tables=tables,
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from rlforge.config.roots import kind_of_run
+from rlforge.config.roots import kind_of_run, read_any
 from rlforge.config.schema import RunConfig
 from rlforge.config.stamp import check_stamp
 from rlforge.errors import ConfigError, RlforgeError, refusals
@@ -17,6 +17,7 @@ from rlforge.record.analyses import Analysis, read_analyses
 from rlforge.record.files import RunPaths, open_run, read_intact, read_json, values_in
 from rlforge.record.game_files import GameIndex, index_games
 from rlforge.record.results import Alarm, ExactResult, PoolSnapshot, Ratings
+from rlforge.record.signals import Signal, judged
 from rlforge.record.status import read_summary, why_it_ended
 from rlforge.system.values import from_json
 from rlforge.types import EvalResult, value
@@ -41,6 +42,7 @@ class RunData:
     evals: tuple[EvalResult, ...]
     exact: tuple[ExactResult, ...]
     alarms: tuple[Alarm, ...]
+    signals: tuple[Signal, ...]
     ratings: tuple[Ratings, ...]
     pool: PoolSnapshot | None
     api: Row
@@ -84,11 +86,13 @@ def load_run(run_dir: Path | str) -> RunData:
     read, found = zip(*map(read_intact, files), strict=True)
     metrics, windows, evals, exact, alarms, ratings = read
     damage = [sentence for sentence in found if sentence is not None]
-    if stray := [row for row in metrics if "step" not in row]:
+    steps = [row for row in metrics if isinstance(row.get("step"), int | float)]
+    if stray := len(metrics) - len(steps):
         # Curves are over updates: a line of none has no place in them.
-        metrics = [row for row in metrics if "step" in row]
-        damage.append(f"{paths.metrics}: lines left out that have no step: {len(stray)}")
+        metrics = steps
+        damage.append(f"{paths.metrics}: lines left out that have no step: {stray}")
     damage += [str(error) for error in refusals(partial(check_stamp, paths.config))]
+    results = values_in(EvalResult, evals, paths.evals)
     return RunData(
         paths=paths,
         kind=_kind(paths.root),
@@ -96,9 +100,10 @@ def load_run(run_dir: Path | str) -> RunData:
         windows=tuple(windows),
         comparison=read_json(paths.comparison),
         decisions=read_json(paths.decisions),
-        evals=tuple(values_in(EvalResult, evals, paths.evals)),
+        evals=tuple(results),
         exact=tuple(values_in(ExactResult, exact, paths.exact)),
         alarms=tuple(values_in(Alarm, alarms, paths.sentinel)),
+        signals=tuple(_signals(paths, summary, metrics, results)),
         ratings=tuple(values_in(Ratings, ratings, paths.ratings)),
         pool=from_json(PoolSnapshot, pool) if (pool := read_json(paths.pool)) else None,
         api=read_json(paths.api),
@@ -111,6 +116,17 @@ def load_run(run_dir: Path | str) -> RunData:
         analyses=tuple(read_analyses(paths.root)),
         damage=(*damage, *_gaps(summary, paths, metrics, windows)),
     )
+
+
+def _signals(
+    run: RunPaths, summary: Row, metrics: list[Row], evals: list[EvalResult]
+) -> list[Signal]:
+    """Signals that the records show; those that the run told where they cannot be judged."""
+    # A condition, a kind or a value may be of a package that is not installed here.
+    with contextlib.suppress(ConfigError):
+        games = read_any(run.root, gone=True).games
+        return judged(games, metrics, evals) if games is not None else []
+    return values_in(Signal, summary.get("signals", []), run.summary)
 
 
 def _gaps(summary: Row, run: RunPaths, metrics: list[Row], windows: list[Row]) -> list[str]:
