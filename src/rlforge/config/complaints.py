@@ -59,7 +59,17 @@ def translated(errors: Sequence[Any], values: Any) -> Iterator[Wrong]:
                 yield dataclasses.replace(one, key=".".join([*path, one.key]))
         else:
             unknown = error["type"] == "unexpected_keyword_argument"
-            yield Wrong(".".join(path), error["input"], _reason(error), unknown)
+            for key, given in _leaves(".".join(path), error["input"], whole=not unknown):
+                yield Wrong(key, given, _reason(error), unknown)
+
+
+def _leaves(key: str, given: Any, *, whole: bool) -> Iterator[tuple[str, Any]]:
+    """The dotted keys of a mapping that is unknown as a whole."""
+    if whole or not isinstance(given, Mapping) or not given:
+        yield key, given
+    else:
+        for name, inside in given.items():
+            yield from _leaves(f"{key}.{name}", inside, whole=False)
 
 
 def _reason(error: Mapping[str, Any]) -> str:

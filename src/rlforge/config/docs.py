@@ -15,14 +15,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlforge.config import other_trainers
 from rlforge.config.games import EnvEntry, EvalEnvEntry
-from rlforge.config.keys import all_keys, all_roots, conf_dir, foreign_keys, nested_class
+from rlforge.config.keys import alike, all_keys, all_roots, conf_dir, foreign_keys, nested_class
 from rlforge.config.plugins import FINAL_REWARDS, RUN_KINDS, SAMPLING_REWARDS, STEP_REWARDS
 from rlforge.config.rules import Length, Range, hints, is_union, parts
 from rlforge.config.schema import RunConfig
 from rlforge.config.sft import DataConfig
 from rlforge.config.training import ALGORITHM_CONFIGS, AlgorithmConfig, GameLearnerConfig
-from rlforge.errors import ConfigError, nearest
+from rlforge.errors import ConfigError
 from rlforge.types import value
 
 
@@ -62,7 +63,7 @@ def keys(*prefixes: str) -> list[Key]:
     for prefix in prefixes:
         if not any(key.name.startswith(prefix) for key in found.values()):
             names = {key.name for key in found.values()}
-            close = nearest(prefix, names | {name.split(".")[0] for name in names})
+            close = alike(prefix, [*names, *{name.split(".")[0] for name in names}])
             raise ConfigError(f"no key begins with {prefix!r}{close}")
     return [key for key in found.values() if key.name.startswith(prefixes or "")]
 
@@ -117,6 +118,15 @@ CONTINUOUS = """
 `rlforge continuous` composes `conf/continuous.yaml`: the groups `model`, `engine`, `algorithm`,
 `learner`, `tracker` and `hardware` of above, and these. {} are only of runs that play games.
 """
+
+
+ELSEWHERE = """## Names of other trainers
+
+A key that rlforge does not have is answered with the one in its place. Batches are of turns or
+episodes of games here, of prompts and answers there: numbers need a second look.
+
+| TRL, verl, OpenRLHF, ART, prime-rl | here |
+|---|---|"""
 
 
 @functools.cache
@@ -258,6 +268,9 @@ def render() -> str:
             lines += _table(group, field.name)
     lines += ["", *SFT.strip().splitlines(), "", "### `data`", "", _summary(DataConfig)]
     lines += ["", _options("data"), *HEAD, *_table(DataConfig, "data")]
+    lines += ["", *ELSEWHERE.splitlines()]
+    for here, names in other_trainers.KEYS.items():
+        lines.append(f"| {', '.join(f'`{name}`' for name in names.split())} | `{here}` |")
     return "\n".join(lines) + "\n"
 
 

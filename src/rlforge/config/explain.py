@@ -11,6 +11,7 @@ from yaml import YAMLError
 
 from rlforge.config.complaints import LIST_NEEDED
 from rlforge.config.keys import conf_dir, option_file
+from rlforge.config.other_trainers import option_for
 from rlforge.errors import ConfigError, first_line, nearest
 
 
@@ -84,6 +85,8 @@ def _no_option(name: str, text: str) -> ConfigError:
         groups = sorted(path.name for path in conf_dir().iterdir() if path.is_dir())
         return ConfigError(f"{name}: no such config group{nearest(name, groups)}")
     mend = nearest(option, options) or f"; there are {', '.join(options)}"
+    if here := option_for(group, option):
+        mend = f"; in its place there is {here}" if "=" in here.split()[0] else f": {here}"
     return ConfigError(f"{group}={option}: no such option{mend}")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.config.games import EnvEntry
+from rlforge.config.other_trainers import counterparts, left_out
 from rlforge.config.plugins import RUN_KINDS
 from rlforge.config.rules import hints, parts
 from rlforge.config.schema import PolicyConfig, RunConfig
@@ -60,14 +61,14 @@ def foreign_keys(named: Collection[str], root: type[PolicyConfig]) -> list[str]:
 
 
 def kinds_with(key: str, said: str) -> str:
-    """The end of a message: kinds of runs that have a key. said: how a kind is written.
+    """The end of a message: kinds of runs that have a key, or keys like it. said: a kind.
 
     Example:
         >>> kinds_with("data.games", "kind={}"), kinds_with("market", "kind={}")
         ('; kind=sft has it', '; kind=continuous or kind=sft has it')
     """
-    having = [said.format(root.kind) for root in all_roots() if not foreign_keys([key], root)]
-    return f"; {' or '.join(having)} has it" if having else ""
+    having = [said.format(root.kind) for root in all_roots() if key in all_keys(root)]
+    return f"; {' or '.join(having)} has it" if having else alike(key, all_keys())
 
 
 def all_keys(node: Any = RunConfig, prefix: str = "") -> list[str]:
@@ -118,6 +119,7 @@ def not_there(key: str, config: PolicyConfig) -> str:
         having = [name for name, one in of_all if key in all_keys(one, "algorithm.")]
         end = f"; algorithm={' and '.join(having)} {'has' if len(having) == 1 else 'have'} it"
         close = nearest(key.removeprefix("algorithm."), hints(kind))
+        close = "" if counterparts(key) else close
         known = all_keys(kind, "algorithm.") if close else all_keys(type(config))
         mend = end if having else alike(key, known)
         return f" in {kind.__name__}{mend}"
@@ -141,19 +143,21 @@ def _class_at(root: type, key: str) -> type | None:
 
 
 def alike(key: str, known: Sequence[str]) -> str:
-    """The end of a message: the counterpart of a name of UnstableBaselines, or similar keys."""
+    """The end of a message: the counterpart of another trainer's name, or similar keys."""
     last = {one: one.rpartition(".")[2] for one in known}
     found = [one for one, name in last.items() if name == key]
-    # Short forms are common, as ``lr`` for ``learning_rate``.
+    elsewhere, other = counterparts(key), in_place_of(key.rpartition(".")[2])
+    # Short forms are common, as ``vf`` for ``value_function``.
     initials = {one: "".join(word[:1] for word in name.split("_")) for one, name in last.items()}
-    found = found or [one for one in last if initials[one] == key]
-    other = in_place_of(key.rpartition(".")[2])
+    found = found or elsewhere or [one for one in last if initials[one] == key]
     # A text such as ``rewards.step=[{name: …}]`` is no key: keys with the same last part are better
     # suggestions then.
     if other in all_keys():
         # One more would make the list too long to be a suggestion.
         same = found if len(found) < _MOST_ALIKE else []
-        found = [other, *(one for one in same if one != other)]
+        found = list(dict.fromkeys([*elsewhere, other, *same]))
+    elif reason := left_out(key):
+        return f"; {reason}"
     head, dot, name = key.rpartition(".")
     if (renamed := f"{head}{dot}{spelled_here(name)}") != key and renamed in known:
         found = [renamed]
