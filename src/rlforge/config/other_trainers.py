@@ -159,7 +159,7 @@ def left_out(key: str) -> str | None:
 
 
 def option_for(group: str, option: str) -> str | None:
-    """What stands for another trainer's option of a group."""
+    """The counterpart of another trainer's option of a group, in words; None for none."""
     known = OPTIONS.get(group, {}).items()
     return next((here for names, here in known if option.lower() in names.split()), None)
 
