@@ -46,6 +46,7 @@ from rlforge.preflight.plan import (
     write_plan,
 )
 from rlforge.preflight.policy import checked, value_problems, with_template
+from rlforge.preflight.surroundings import require
 from rlforge.record.status import check_unused
 from rlforge.record.sweeps import FAILED, job_of, members, write_sweep
 from rlforge.rollout.lineup import other_models
@@ -121,6 +122,7 @@ def _say(text: str) -> None:
 
 def _checked_here(config: C, run_dir: Path | None = None) -> tuple[RunPlan[C], list[str]]:
     """The plan of a run on this machine, and notes, which are printed; ConfigError for no fit."""
+    lacking = require(config, run_dir)
     raise_all(shape_problems(config))
     machine = detect()
     # An engine for which no GPU is left does not start, and needs no memory.
@@ -131,7 +133,7 @@ def _checked_here(config: C, run_dir: Path | None = None) -> tuple[RunPlan[C], l
     raise_all(model_problems(plan.config))
     if other_models(plan.config):  # whose shapes may only be known now
         check_fit(live, plan.hardware, machine.cards)
-    found = (*plan.notes, *game_notes(plan.config), *model_notes(plan.config))
+    found = (*lacking, *plan.notes, *game_notes(plan.config), *model_notes(plan.config))
     notes = [f"note: {note}" for note in found]
     for note in notes:
         _say(note)

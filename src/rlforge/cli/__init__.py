@@ -17,6 +17,7 @@ from rlforge.config.plugins import COMMANDS
 from rlforge.errors import RlforgeError
 from rlforge.system import signals
 from rlforge.system.files import says_full_disk
+from rlforge.system.folders import ensure_home
 from rlforge.system.output import lossy
 from rlforge.system.packages import extra_of
 
@@ -95,6 +96,7 @@ app.command()(runs.export)
 
 def main() -> NoReturn:
     """Run the command. Errors that the user can fix print one message and no stack trace."""
+    ensure_home()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # what its encoding cannot show

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -36,7 +37,7 @@ def describe_models(folder: Path) -> list[ModelRow]:
         model = loaded.get("model", loaded)
         name = model.get("name")
         if made := made_model(str(model.get("kind", "hf"))):
-            state = f"ready: {made.folder}" if made.folder.is_dir() else "made on first use"
+            state = f"ready: {made.folder}" if os.path.isdir(made.folder) else "made on first use"
         else:
             state = "fetched from the hub by transformers" if name else "needs model.name=…"
         about = first_sentence(path) or str(name)

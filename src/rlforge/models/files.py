@@ -8,7 +8,9 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from rlforge.errors import ConfigError
 from rlforge.system.files import atomic_path
+from rlforge.system.folders import obstacle
 
 #: Names as Hugging Face and PEFT have them.
 MODEL_CONFIG = "config.json"
@@ -24,18 +26,22 @@ AVERAGE = "average"
 
 def cache_dir() -> Path:
     """``$RLFORGE_CACHE``, or ``~/.cache/rlforge/models``."""
-    chosen = os.environ.get("RLFORGE_CACHE", "") or "~/.cache/rlforge/models"
-    return Path(chosen).expanduser()
+    return Path(os.path.expanduser(os.environ.get("RLFORGE_CACHE") or "~/.cache/rlforge/models"))
 
 
 def made_once(name: str, make: Callable[[Path], None], progress: Callable[[str], None]) -> Path:
     """The cached folder ``name``, which is complete; ``make(folder)`` fills it on first use.
 
-    progress: called with a line where another process is at it.
+    progress: called with a line where another process is at it. Raises ConfigError where the cache
+    cannot be written.
     """
     target = cache_dir() / name
-    if target.is_dir():
+    if os.path.isdir(target):
         return target
+    if (problem := obstacle(cache_dir())) is not None:
+        raise ConfigError(
+            f"the cache of models {cache_dir()}: {problem}; set RLFORGE_CACHE to a folder of yours"
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     # A second process waits for the first instead of repeating the work.
     with _locked(target.with_name(f"{name}.lock"), f"another process is making {name}", progress):

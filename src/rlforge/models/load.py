@@ -74,7 +74,8 @@ def local_copy(config: ModelConfig) -> Path | None:
     """The folder with the model's files; None where it is still to be made or fetched."""
     made = made_model(config.kind)
     folder = made.folder if made is not None else Path(config.name or "").expanduser()
-    if (folder / MODEL_CONFIG).is_file():
+    # A folder that may not be looked into counts as not there.
+    if os.path.isfile(folder / MODEL_CONFIG):
         return folder
     return None if made is not None else _cached(config.name or "")
 

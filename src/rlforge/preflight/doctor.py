@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Literal
+from typing import Any
 
 from rlforge.config.compose import Composed
 from rlforge.config.schema import HardwareConfig, PolicyConfig
@@ -37,21 +37,12 @@ from rlforge.preflight.plan import (
     with_start,
 )
 from rlforge.preflight.policy import with_template
+from rlforge.preflight.surroundings import Finding
+from rlforge.preflight.surroundings import findings as surroundings
 from rlforge.rollout.lineup import as_played_by, other_models
 from rlforge.system.hardware import Machine, ram, resolve_hardware
 from rlforge.system.network import ProxyError
 from rlforge.types import value
-
-State = Literal["ok", "note", "problem"]
-
-
-@value
-class Finding:
-    """One thing that was looked at."""
-
-    what: str
-    state: State
-    detail: str
 
 
 def _ok(what: str, detail: str) -> Finding:
@@ -106,6 +97,8 @@ def examine(
         *_configuration(composed, check, assumed=assumed),
         *(_note("games", note) for note in game_notes(config)),
         *_machine(config.hardware, machine),
+        # Another machine has its own folders and limits.
+        *(() if assumed else surroundings(composed.config)),
     ]
     unused = [] if guess is None else [guess]
     hardware, finding = _hardware(config, machine)
@@ -186,7 +179,7 @@ def _configuration(
 
 
 def _machine(hardware: HardwareConfig, machine: Machine) -> list[Finding]:
-    cores = f"{machine.cpus} cores, {in_gib(ram())} of RAM"
+    cores = f"{machine.cpus} core{'s' if machine.cpus > 1 else ''}, {in_gib(ram())} of RAM"
     cards = ", ".join(f"{gpu.name} ({in_gib(gpu.memory)})" for gpu in machine.cards)
     unread = f"{machine.gpus} of unknown memory, which nvidia-ml-py reads (extra: gpu)"
     cards = cards or (unread if machine.gpus else "none that the driver shows")

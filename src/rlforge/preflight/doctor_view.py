@@ -12,10 +12,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from rlforge.preflight.doctor import Finding, Report
+from rlforge.preflight.doctor import Report
 from rlforge.preflight.fit import Memory
 from rlforge.preflight.memory.needs import GIB, Need
 from rlforge.preflight.memory.plan import Card, Plan
+from rlforge.preflight.surroundings import Finding
 
 _STATES = {"ok": "green", "note": "yellow", "problem": "red"}
 _VERDICTS = {"fits": "green", "tight": "yellow", "does not fit": "red"}

@@ -18,6 +18,8 @@ from typing import Any, Literal, TypeVar
 
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import ConfigError
+from rlforge.system.cgroups import core_limit, memory_limit
+from rlforge.system.folders import settle_ray
 from rlforge.types import value
 
 T = TypeVar("T")
@@ -40,13 +42,16 @@ class Machine:
 
 
 def detect() -> Machine:
-    """The machine as this process may use it: by CPU affinity and CUDA_VISIBLE_DEVICES."""
+    """The machine as this process may use it: affinity, control groups, CUDA_VISIBLE_DEVICES."""
     visible, cards = os.environ.get("CUDA_VISIBLE_DEVICES"), gpus()
     if visible is not None:
         count = len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
     else:
         count = len(list(DRIVER.iterdir())) if DRIVER.is_dir() else len(cards)
-    return Machine(cpus=len(os.sched_getaffinity(0)), gpus=count, cards=cards)
+    cpus, quota = len(os.sched_getaffinity(0)), core_limit()
+    if quota is not None:
+        cpus = max(1, min(cpus, int(quota.number)))
+    return Machine(cpus=cpus, gpus=count, cards=cards)
 
 
 @value
@@ -158,11 +163,9 @@ def _ask(question: Callable[[Any, int, Any], T]) -> dict[str, T]:
 
 
 def ram() -> int:
-    """Bytes of memory of this machine, or of the container around this process."""
-    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.exists() else "max"
-    return found if text == "max" else min(found, int(text))
+    """Bytes of memory that this process may use: the machine's, or what its groups allow."""
+    found, limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), memory_limit()
+    return found if limit is None else min(found, int(limit.number))
 
 
 #: Packages that can change a result or a speed.
@@ -193,7 +196,7 @@ def versions() -> dict[str, str]:
 
 
 def prepare_ray(hardware: HardwareConfig) -> None:
-    """Set the variables that Ray reads on import, or ``check_cluster``."""
+    """Set the variables that Ray reads on import and at its start, or ``check_cluster``."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if hardware.ray_address is not None:
         check_cluster(hardware.ray_address)
@@ -203,6 +206,7 @@ def prepare_ray(hardware: HardwareConfig) -> None:
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     # Ray's default gives its workers a lower priority than all other processes.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    settle_ray()
 
 
 def check_cluster(address: str) -> None:

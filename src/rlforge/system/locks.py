@@ -9,13 +9,13 @@ import json
 import os
 import re
 import socket
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import RunError
+from rlforge.system.folders import private_folder
 from rlforge.system.hardware import visible_gpus
 
 if TYPE_CHECKING:
@@ -179,13 +179,10 @@ def _environment(**values: str) -> Iterator[None]:
 def _lock_folder() -> Path:
     # Each user has a private folder, so that other users can neither write nor replace its files.
     folder = GPU_LOCKS / f"rlforge-gpus-{os.getuid()}"
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+    try:
+        return private_folder(folder)
+    except OSError as error:
         raise RunError(
-            f"{folder} is not a folder of this user and cannot hold locks on GPUs; remove it, or "
+            f"{folder}: {error.strerror}, so that it cannot hold locks on GPUs; remove it, or "
             "share GPUs with hardware.exclusive=false"
-        )
-    folder.chmod(0o700)
-    return folder
+        ) from None

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
+import socket
+import threading
+import time
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -12,6 +16,9 @@ from rlforge.errors import ConfigError
 
 #: What the HTTP clients take for a proxy.
 _SCHEMES = ("http", "https", "socks5", "socks5h")
+
+#: Seconds in which a proxy takes a connection.
+_PROXY_S = 1.0
 
 
 class ProxyError(ConfigError):
@@ -87,6 +94,32 @@ def check_proxies() -> None:
     for kind in ("http", "https", "all"):
         if (value := proxies.get(kind)) and (problem := _problem(value)):
             raise ProxyError(f"{_shown(kind, value)}: {problem}; mend the variable, or unset it")
+
+
+def silent_proxies() -> list[str]:
+    """The variables whose proxy takes no connection within ``_PROXY_S`` seconds."""
+    proxies, silent = getproxies(), list[str]()
+    if _none_used(proxies):
+        return silent
+
+    def ask(kind: str, value: str) -> None:
+        parts = urlsplit(value if "://" in value else f"http://{value}")
+        port = parts.port or {"https": 443, "http": 80}.get(parts.scheme, 1080)
+        with contextlib.suppress(OSError):
+            socket.create_connection((parts.hostname or "", port), timeout=_PROXY_S).close()
+            heard.add(kind)
+
+    heard = set[str]()
+    used = {kind: proxies[kind] for kind in ("http", "https", "all") if proxies.get(kind)}
+    used = {kind: value for kind, value in used.items() if _problem(value) is None}
+    # A resolver that is dead, too, would hold this process for longer than any time-out.
+    asking = [threading.Thread(target=ask, args=each, daemon=True) for each in used.items()]
+    for thread in asking:
+        thread.start()
+    deadline = time.monotonic() + 2 * _PROXY_S
+    for thread in asking:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return [_shown(kind, value) for kind, value in used.items() if kind not in heard]
 
 
 def _problem(value: str) -> str | None:

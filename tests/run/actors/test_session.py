@@ -116,16 +116,49 @@ async def test_it_is_known_once_a_process_of_ray_has_ended(own_home: None, name:
         assert str(processes.ended()).startswith(f"Ray's process {name} has ended: it was killed")
 
 
-def test_a_ray_that_does_not_start_in_time_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+LATE = "The current node timed out during startup. This could happen because …"
+
+
+def test_a_ray_that_is_never_in_time_is_started_three_times_and_leaves_one_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[psutil.Popen] = []
+
     def late(**_: object) -> None:
-        raise Exception("The current node timed out during startup. This could happen because …")
+        assert not any(runs(each.pid) for each in started), "the node before takes its time"
+        started.append(psutil.Popen(["sleep", "60"]))
+        raise Exception(LATE)
 
     monkeypatch.setattr("ray.init", late)
     with (
-        pytest.raises(RunError, match=r"^Ray did not start in time: this machine is busy"),
+        pytest.raises(RunError, match=r"^Ray did not start in time, 3 times: this machine is busy"),
         session.ray_started(HardwareConfig(device="cpu"), 1),
     ):
         pass
+    assert [process.wait() for process in started] == [-9, -9, -9]
+    again = "Ray is late on this busy machine: it is started again"
+    assert capsys.readouterr().err.splitlines() == [again, again]
+
+
+@pytest.mark.ray
+def test_a_ray_that_was_late_once_serves_the_run(
+    own_home: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, tries = ray.init, list[str]()
+
+    def late_once(**settings: object) -> object:
+        context = begin(**settings)
+        tries.append("start")
+        if len(tries) == 1:
+            # As where the node is up a moment after Ray has given it up.
+            raise Exception(LATE)
+        return context
+
+    monkeypatch.setattr("ray.init", late_once)
+    with session.ray_started(HardwareConfig(device="cpu"), 1) as processes:
+        assert processes.ended() is None
+        assert ray.get(ray.put(1)) == 1
+    assert len(tries) == 2
 
 
 def test_an_interrupt_while_ray_starts_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:

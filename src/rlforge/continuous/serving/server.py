@@ -31,6 +31,7 @@ from rlforge.engines.base import Engine
 from rlforge.errors import ConfigError, DeploymentError, RunError
 from rlforge.kinds import Say
 from rlforge.preflight.plan import RunPlan, make_plan
+from rlforge.preflight.surroundings import require
 from rlforge.system.files import atomic_write
 from rlforge.system.hardware import detect, prepare_ray
 from rlforge.system.locks import RunLock, claim_gpus
@@ -64,6 +65,8 @@ def serve(setup: ServiceSetup, say: Say, checks: MakeChecks | None = None) -> No
     """
     from rlforge.models.load import check_source, resolve_model
 
+    for note in require(setup.config, setup.state_dir):
+        say(f"note: {note}")
     plan = make_plan(setup.config, detect())
     config = plan.config
     check_source(config.model)

@@ -8,8 +8,9 @@ import logging
 import os
 import shutil
 import signal
+import sys
 import time
-from collections.abc import Collection, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 
 END_PATIENCE_S = 10.0
 """Seconds after which processes of a Ray of our own that have not ended are killed."""
+STARTS = 3
+"""How often Ray is started where a busy machine makes it late; each waits half a minute."""
 KEPT_FOLDERS = 5
 """Session folders of Ray, with its logs, that stay of runs that have ended."""
 WATCH_EVERY_S = 0.5
@@ -205,17 +208,9 @@ def _enter_ray(hardware: HardwareConfig, num_cpus: float) -> None:
         # Cores only decide placement: with fewer than the actors reserve Ray would not place all.
         own: dict[str, Any] = {"address": "local", "include_dashboard": False}
         cpus = max(hardware.num_cpus or 1, round(num_cpus))
+        own |= {"num_cpus": cpus, "num_gpus": hardware.num_gpus}
         with _own_groups():
-            try:
-                context: Any = ray.init(num_cpus=cpus, num_gpus=hardware.num_gpus, **own, **quiet)
-            except Exception as error:
-                # Ray has no class of its own for a start that timed out, so the text decides.
-                if "timed out during startup" not in str(error):
-                    raise
-                raise RunError(
-                    "Ray did not start in time: this machine is busy, or short of memory; stop "
-                    "other work and start again"
-                ) from error
+            context = _patiently(lambda: ray.init(**own, **quiet))
         # Ray never removes its session folders, which would fill the disk. A mark says which are
         # ours, and whose process has ended.
         ours = Path(context.address_info["session_dir"])
@@ -225,6 +220,33 @@ def _enter_ray(hardware: HardwareConfig, num_cpus: float) -> None:
         for folder in ended[:-KEPT_FOLDERS]:
             # The folder of another user cannot be deleted, and stays.
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _patiently(start: Callable[[], Any]) -> Any:
+    """The result of ``start``, which is called again where a busy machine makes Ray late."""
+    tries = 1
+    while True:
+        before = _children()
+        try:
+            return start()
+        except Exception as error:
+            # Ray has no class of its own for a start that timed out, so the text decides.
+            if "timed out during startup" not in str(error):
+                raise
+            if tries == STARTS:
+                raise RunError(
+                    f"Ray did not start in time, {STARTS} times: this machine is busy, or short of "
+                    "memory; stop other work and start again"
+                ) from error
+        tries += 1
+        print("Ray is late on this busy machine: it is started again", file=sys.stderr, flush=True)
+        # Ray forgets a node that was late, whose processes would take the time of the next.
+        with held():
+            late = _children() - before
+            for process in late:
+                _kill(process)
+            end_processes(late)
+            ray.shutdown()
 
 
 def end_processes(processes: Collection[psutil.Process]) -> None:

@@ -1,0 +1,177 @@
+"""What a start needs of a machine: what is wrong ends it with a mend, the rest is a note."""
+
+from __future__ import annotations
+
+import collections
+import os
+import resource
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from tests.harness.composed import composed
+
+from rlforge import launch
+from rlforge.cli import main
+from rlforge.errors import ConfigError
+from rlforge.preflight import surroundings
+from rlforge.preflight.doctor import examine
+from rlforge.preflight.surroundings import findings, places, require
+from rlforge.system.cgroups import Limit
+
+GIB = 2**30
+CLEAN = ("TMPDIR", "RAY_TMPDIR", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    for name in [*CLEAN, *(each for each in os.environ if each.lower().endswith("_proxy"))]:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+
+def kuhn(*overrides):
+    return composed("+experiment=kuhn_grpo", *overrides).config
+
+
+def found(what, *overrides):
+    (one,) = [each for each in findings(kuhn(*overrides)) if each.what == what]
+    return one
+
+
+def test_doctor_lists_every_condition_of_this_machine_and_none_of_another():
+    report = examine(composed("+experiment=kuhn_grpo"))
+    listed = [one.what for one in report.findings]
+    assert {
+        *("cache", "run folder", "temporary folder", "Ray's folder", "home", "/dev/shm"),
+        *("memory limit", "cores", "open files", "proxies", "clock", "locale"),
+    } <= set(listed)
+    planned = examine(composed("+experiment=kuhn_grpo", "hardware=auto"), 1, 24)
+    assert "Ray's folder" not in {one.what for one in planned.findings}
+
+
+@pytest.mark.parametrize(
+    ("what", "variable", "overrides"),
+    [("cache", "RLFORGE_CACHE", ()), ("run folder", "run_dir", ("run_dir=/proc/run",))],
+)
+def test_a_folder_that_is_needed_and_cannot_be_written_ends_the_start(
+    what, variable, overrides, monkeypatch
+):
+    monkeypatch.setenv("RLFORGE_CACHE", "/proc/cache" if what == "cache" else tempfile.mkdtemp())
+    with pytest.raises(
+        ConfigError, match=rf"^{what}: /proc/\w+: cannot be written: .*; set {variable}"
+    ):
+        require(kuhn(*overrides))
+    assert found(what, *overrides).state == "problem"
+
+
+def test_a_file_in_place_of_the_cache_is_named(tmp_path, monkeypatch):
+    file = tmp_path / "cache"
+    file.touch()
+    monkeypatch.setenv("RLFORGE_CACHE", str(file))
+    with pytest.raises(ConfigError, match=f"^cache: {file}: {file} is no folder; set RLFORGE"):
+        require(kuhn())
+
+
+def test_a_cache_that_has_the_model_may_be_read_only(small_model, monkeypatch):
+    monkeypatch.setattr(surroundings, "obstacle", lambda path: "cannot be written: by trial")
+    monkeypatch.setattr(surroundings, "cache_dir", lambda: Path("/shared"))
+    monkeypatch.setattr(surroundings, "local_copy", lambda model: Path("/shared/tiny"))
+    assert found("cache").state == "note"
+    hub = kuhn("model=hf", f"model.name={small_model}", "model.prompt_template=board")
+    assert [(each.what, each.needed) for each in places(hub)][:2] == [
+        ("cache", False),
+        ("hub's cache", False),
+    ]
+    absent = kuhn("model=hf", "model.name=org/absent", "model.prompt_template=board")
+    assert {each.what: each.needed for each in places(absent)}["hub's cache"]
+
+
+def test_a_home_that_takes_no_token_and_a_bad_tmpdir_are_notes(monkeypatch):
+    monkeypatch.setenv("HOME", "/proc")
+    monkeypatch.setenv("TMPDIR", "/proc")
+    notes = dict(note.split(": ", 1) for note in require(kuhn()))
+    assert notes["home"].startswith("/proc/.ray for Ray's token: cannot be written")
+    assert notes["temporary folder"] == "TMPDIR=/proc cannot be written: /tmp is taken"
+    assert "Ray's files go to /tmp/rlforge-" in notes["Ray's folder"]
+
+
+@pytest.mark.parametrize(
+    ("gib", "state"), [(0.7, "problem"), (1.5, "problem"), (2.0, "note"), (2.3, "ok")]
+)
+def test_the_memory_is_that_of_the_group_around_the_process(gib, state, monkeypatch):
+    limit = Limit(number=int(gib * GIB), group=Path("/sys/fs/cgroup/job_1"))
+    monkeypatch.setattr(surroundings, "ram", lambda: int(gib * GIB))
+    monkeypatch.setattr(surroundings, "memory_limit", lambda: limit)
+    one = found("memory limit")
+    assert one.state == state
+    assert f"{gib} GiB, the limit of /sys/fs/cgroup/job_1" in one.detail
+
+
+def test_half_a_core_is_a_note(monkeypatch):
+    quota = Limit(number=0.5, group=Path("/sys/fs/cgroup/job_1"))
+    monkeypatch.setattr(surroundings, "core_limit", lambda: quota)
+    one = found("cores")
+    assert (one.state, one.detail.startswith("the time of 0.5 of ")) == ("note", True)
+
+
+def test_little_shared_memory_is_a_note_with_the_option_of_containers(monkeypatch):
+    usage = collections.namedtuple("usage", "total used free")
+    real = shutil.disk_usage
+    small = usage(64 * 2**20, 0, 64 * 2**20)
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: small if str(path) == "/dev/shm" else real(path)
+    )
+    one = found("/dev/shm")
+    assert one.state == "note"
+    assert one.detail.startswith("64.0 MiB of shared memory; Ray's object store goes to its folder")
+    assert "--shm-size=2g" in one.detail
+
+
+def test_few_open_files_end_the_start_which_would_wait_for_ever(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 64))
+    with pytest.raises(
+        ConfigError, match=r"^open files: at most 64, and a run needs \d+; raise it"
+    ):
+        require(kuhn())
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("http://127.0.0.1:9", "nothing answers at https_proxy=http://127.0.0.1:9"),
+        ("foo:bar:baz", "https_proxy=foo:bar:baz: not the address of a proxy"),
+    ],
+)
+def test_a_proxy_that_does_not_answer_is_a_note(value, said, monkeypatch):
+    monkeypatch.setenv("https_proxy", value)
+    one = found("proxies")
+    assert (one.state, said in one.detail) == ("note", True)
+
+
+def test_a_clock_of_long_ago_and_a_locale_that_loses_names_are_notes(monkeypatch):
+    assert (found("clock").state, found("locale").state) == ("ok", "ok")
+    monkeypatch.setattr("time.time", lambda: 86400.0)
+    monkeypatch.setattr("sys.getfilesystemencoding", lambda: "iso8859-1")
+    assert found("clock").detail.startswith("1970-01-0")
+    assert found("clock").state == found("locale").state == "note"
+
+
+def test_a_run_in_a_cluster_needs_nothing_of_ray_here():
+    listed = {one.what for one in findings(kuhn("hardware.ray_address=10.0.0.1:6379"))}
+    assert listed.isdisjoint({"Ray's folder", "home", "/dev/shm", "memory limit", "cores"})
+
+
+def test_train_ends_by_2_with_one_line_and_makes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RLFORGE_CACHE", "/proc/cache")
+    monkeypatch.setattr("sys.argv", ["rlforge", "train", "kuhn_grpo"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("rlforge: cache: /proc/cache: cannot be written")
+    assert [*tmp_path.iterdir()] == []
+    with pytest.raises(ConfigError, match=r"^cache: "):
+        launch.train(["+experiment=kuhn_grpo"], None)
