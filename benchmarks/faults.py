@@ -156,7 +156,7 @@ class Faults:
             self.check("engine killed", service, "deploy-1", _kill_engine(state))
             self.engine_killed_while_deploying(service, state)
             self.full_disk(service, state)
-            assert service.stop() == 0
+            assert service.stop() == 130
         finally:
             service.end()
             subprocess.run(["umount", "-l", str(state)], check=False)
@@ -268,8 +268,9 @@ async def serve(state: Path, die_in: str | None) -> None:
     async with assembled(config, state, make_tokens(state), engine, on_phase=die) as (_, app):
         listener = listen("127.0.0.1", 0)
         (state / "service.json").write_text(json.dumps({"url": url_of(listener)}))
-        never = asyncio.Event()
-        await answer_requests(app, listener, never.wait(), drain_s=10)
+        stop = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+        await answer_requests(app, listener, stop.wait(), drain_s=10)
 
 
 def main() -> None:

@@ -118,7 +118,8 @@ STEPS = (
     Step(
         "Serve it",
         "rlforge serve {run} serve.port={port}",
-        ("serving deploy-1 at http://127.0.0.1:", "stopped"),
+        ("serving deploy-1 at http://127.0.0.1:", "interrupted as it served"),
+        code=130,
         until="serving deploy-1 at .*state in",
         meanwhile=(Step("Ask it", _ASK, ('"model": ?"first_day', '"usage"')),),
         interrupt=True,

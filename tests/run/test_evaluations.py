@@ -113,7 +113,7 @@ class Run(Observer):
         async with asyncio.TaskGroup() as group:
             self.made.begin(group, run_dir)
             yield self.made
-            await self.made.end(interrupted=True)
+            self.made.cancel()
 
     def games(self) -> list[tuple[int, int, int]]:
         """Versions in the order of their records, with games against base and random_legal."""

@@ -40,6 +40,7 @@ from rlforge.run.policies import Policies, Trained
 from rlforge.run.resume import BEFORE_ALL, Retention, rewind
 from rlforge.run.watch import Watch
 from rlforge.system.checkpoint import checkpoint_version, latest_checkpoint
+from rlforge.system.loops import unless
 from rlforge.types import Checkpoint
 
 log = logging.getLogger(__name__)
@@ -74,11 +75,11 @@ class GameController:
         self._chain = DigestChain(self._run_dir)
         # Both count the updates of all policies together.
         self._version, self._state_saved = 0, 0
-        self._interrupted = False
+        self._stopped = asyncio.Event()
         self._publication: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
-        self._interrupted = True
+        self._stopped.set()
         self._collection.stop()
 
     async def close(self) -> None:
@@ -109,20 +110,20 @@ class GameController:
             others.append(group.create_task(self._watch.api()))
             # The time in which models were loaded would else count as idle.
             self._watch.begin()
-            await self._evaluations.started(self._version)
+            await unless(self._stopped, self._evaluations.started(self._version))
             await self._learn()
             await self._actors.buffer.stop.remote()
-            await self._finish()
+            complete = await self._finish()
             # The loops of engines have no end of their own: the group would wait for ever.
             for task in others:
                 task.cancel()
-        return not self._interrupted
+        return complete
 
     async def _learn(self) -> None:
         """Draw, update, save, publish: one round is one policy version."""
         learner = self._config.learner
         while self._version < learner.total_updates:
-            if self._interrupted and self._collection.may_end(self._version):
+            if self._stopped.is_set() and self._collection.may_end(self._version):
                 return
             policy, number = self._policies.at_turn(self._version), self._version + 1
             made: dict[str, Any] | None
@@ -288,12 +289,17 @@ class GameController:
             await self._actors.buffer.set_version.remote(policy.newest.version, policy.name)
         await self._collection.restore(state)
 
-    async def _finish(self) -> None:
-        """Save the last version with its state; unless interrupted, evaluate it."""
+    async def _finish(self) -> bool:
+        """Save the last version with its state, and evaluate it; whether all of it is done."""
         await self._save_state() if self._version else await self._published()
-        await self._evaluations.end(interrupted=self._interrupted)
+        complete = self._version == self._config.learner.total_updates and bool(
+            await unless(self._stopped, self._evaluations.end())
+        )
+        if not complete:
+            self._evaluations.cancel()
         if (rest := self._collection.unrecorded()) is not None:
             self._chain.append(self._version, {"final": True, **rest})
         self._observers.ended()
         await self._watch.look()
         self._actors.tracker.log_pool.remote(await self._actors.pool.snapshot.remote())
+        return complete

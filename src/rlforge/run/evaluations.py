@@ -125,13 +125,13 @@ class Evaluations:
         if self._collection.in_order:
             await self.finish()
 
-    async def end(self, *, interrupted: bool) -> None:
-        """Evaluate the last version after all others; nothing where it is interrupted."""
-        if interrupted:
-            # They stay owed, so none is awaited.
-            for task in self._tasks():
-                task.cancel()
-            return
+    def cancel(self) -> None:
+        """End those under way, which stay owed."""
+        for task in self._tasks():
+            task.cancel()
+
+    async def end(self) -> None:
+        """Evaluate the last version after all others."""
         self.close()
         await self.finish()
         self.evaluate(edge=True)

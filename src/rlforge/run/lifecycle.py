@@ -43,7 +43,7 @@ from rlforge.show.report import write_report
 from rlforge.system.files import atomic_write, new_folder
 from rlforge.system.hardware import gpu_loads
 from rlforge.system.locks import RunLock
-from rlforge.system.loops import wait_for
+from rlforge.system.loops import Interrupts, wait_for
 from rlforge.system.signals import held
 from rlforge.types import value
 
@@ -111,7 +111,7 @@ def execute(
         notes: Lines that were printed on the run before it started, for its log.
         controller: Makes the controller, by default as the kind of the run does.
     """
-    config, interrupts = plan.config, _Interrupts()
+    config, interrupts = plan.config, Interrupts()
     make = controller or kind_of(config).controller(config)
 
     async def main() -> Outcome:
@@ -190,14 +190,19 @@ async def _live(
     controller: Controller,
     context: RunContext[Any],
     display: Display,
-    interrupts: _Interrupts,
+    interrupts: Interrupts,
     failures: _Failures,
     *,
     resume: bool,
 ) -> Outcome:
     """Train; close the tracker with the summary."""
     tracker = context.actors.tracker
-    interrupts.connect(controller.stop, context.note)
+
+    def stop() -> None:
+        context.note("stopping: the work in hand is finished and saved; again to stop at once")
+        controller.stop()
+
+    interrupts.connect(stop)
     # Scalars that this process reported before the run are not the run's.
     taken()
     try:
@@ -285,35 +290,6 @@ async def _watch_gpus(tracker: Any) -> None:
         if loads := await asyncio.to_thread(gpu_loads):
             tracker.log_gpus.remote(loads)
         await asyncio.sleep(GPU_POLL_S)
-
-
-class _Interrupts:
-    """First signal: the controller stops. Second, or without one: the run ends at once."""
-
-    def __init__(self) -> None:
-        self._stop: Callable[[], None] | None = None
-
-    def connect(self, stop: Callable[[], None], note: Callable[[str], None]) -> None:
-        """Let the next signal call ``stop``."""
-        loop = asyncio.get_running_loop()
-
-        def begin() -> None:
-            note("stopping: the work in hand is finished and saved; again to stop at once")
-            stop()
-
-        def ask() -> None:
-            # The loop is closed where the run has just ended.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(begin)
-
-        self._stop = ask
-
-    def heard(self) -> bool:
-        """Interrupt the run; False where it ends at once."""
-        stop, self._stop = self._stop, None
-        if stop is not None:
-            stop()
-        return stop is not None
 
 
 @contextlib.contextmanager

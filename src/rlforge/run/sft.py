@@ -84,9 +84,11 @@ class SupervisedRun:
             await stop_without_signal(self._context)
         if self._version > self._saved:
             await self._save()
-        if not self._interrupted and self._measured:
+        # A signal may come while the last one is made, and all is done.
+        complete = self._version == self._total
+        if complete and self._measured:
             self._note(f"after training: {_in_words(self._measured)}")
-        return not self._interrupted
+        return complete
 
     def stop(self) -> None:
         self._interrupted = True

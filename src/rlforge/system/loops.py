@@ -107,6 +107,52 @@ class _Waiting(Generic[T]):
             self._loop.call_soon_threadsafe(self._task.cancel)
 
 
+class Interrupts:
+    """What the first signal stops; a second, or one before ``connect``, ends the work at once."""
+
+    def __init__(self) -> None:
+        self._stop: Callable[[], None] | None = None
+
+    def connect(self, stop: Callable[[], None]) -> None:
+        """Let the next signal call ``stop`` in the running loop."""
+        loop = asyncio.get_running_loop()
+
+        def ask() -> None:
+            # The loop is closed where the work has just ended.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(stop)
+
+        self._stop = ask
+
+    def heard(self) -> bool:
+        """Stop the work, for ``wait_for``; False where it ends at once."""
+        stop, self._stop = self._stop, None
+        if stop is not None:
+            stop()
+        return stop is not None
+
+
+async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> list[T]:
+    """The result of ``work``, alone in a list; empty where ``stop`` is set before its end.
+
+    The work is cancelled then.
+
+    Example:
+        >>> async def double(number):
+        ...     return 2 * number
+        >>> asyncio.run(unless(asyncio.Event(), double(21)))
+        [42]
+    """
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return [working.result()] if working.done() else []
+    finally:
+        for task in (working, stopping):
+            task.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
+
+
 def in_thread(work: Callable[[], T]) -> T:
     """The result of ``work``, or its exception, in a thread of its own that ends with it.
 

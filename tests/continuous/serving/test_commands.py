@@ -110,9 +110,10 @@ def test_a_service_deploys_survives_sigkill_and_stops_at_sigterm(start, make_ada
     assert _answered_by(url) == "deploy-0"
 
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0
+    assert process.wait(60) == 130
     said = (tmp_path / "serve.err").read_text()
-    assert said.splitlines()[-1] == "stopped"
+    last = "rlforge: interrupted as it served; the service has stopped"
+    assert said.splitlines()[-1] == last
     assert (tmp_path / "deployments" / "token").read_text().strip() not in said
     for log in (tmp_path / "deployments" / "logs").iterdir():
         assert (tmp_path / "deployments" / "token").read_text().strip() not in log.read_text()

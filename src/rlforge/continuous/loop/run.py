@@ -22,6 +22,7 @@ from rlforge.errors import RunError
 from rlforge.record.files import RunPaths, read_json, write_json
 from rlforge.run.lifecycle import RunContext
 from rlforge.system.checkpoint import step_name
+from rlforge.system.loops import unless
 
 
 class ContinuousRun:
@@ -46,12 +47,13 @@ class ContinuousRun:
         )
         self._parts = parts
         await self._continue_from_deployment(parts)
-        await self._open.enter_async_context(_served_over_http(context, parts, self._stop))
+        await self._open.enter_async_context(_served_over_http(context, parts))
 
     async def run(self) -> bool:
         """Train until all windows are done; measure the policy before and after."""
         assert self._parts is not None, "begin comes first"
-        await self._compare("before", self._parts.policy)
+        if not await unless(self._stop, self._compare("before", self._parts.policy)):
+            return False
         windows, measured = self._config.continuous.windows, read_json(self._paths.comparison)
         if "after" in measured and (windows is None or self._parts.journal.done() < windows):
             # More windows follow, so it is measured anew.
@@ -59,15 +61,16 @@ class ContinuousRun:
             write_json(self._paths.comparison, measured)
         done = await ContinuousTrainer(self._context, self._parts).run()
         if done:
-            self._comparison = await self._compare("after", self._parts.policy)
+            after = await unless(self._stop, self._compare("after", self._parts.policy))
+            if not after:  # a resumed run does it
+                return False
+            (self._comparison,) = after
             if "before" in self._comparison and "after" in self._comparison:
-                before, after = (
+                was, now = (
                     self._comparison[when]["players"][POLICY] for when in ("before", "after")
                 )
                 for name, (_, say) in FIGURES.items():
-                    self._context.note(
-                        f"{name}: {say(before[name])} before, {say(after[name])} after"
-                    )
+                    self._context.note(f"{name}: {say(was[name])} before, {say(now[name])} after")
         return done
 
     def stop(self) -> None:
@@ -143,9 +146,9 @@ class ContinuousRun:
 
 @contextlib.asynccontextmanager
 async def _served_over_http(
-    context: RunContext[ContinuousConfig], parts: Assembly, stop: asyncio.Event
+    context: RunContext[ContinuousConfig], parts: Assembly
 ) -> AsyncIterator[None]:
-    """Serve over HTTP during the block, where ``continuous.http`` is set; signals set ``stop``."""
+    """Serve over HTTP during the block, where ``continuous.http`` is set."""
     config, policy = context.config, parts.policy
     if not config.continuous.http:
         yield
@@ -163,13 +166,9 @@ async def _served_over_http(
 
     with contextlib.closing(listen(config.serve.host, config.serve.port)) as listener:
         context.note(f"serving at {url_of(listener)}/v1")
-
-        async def answer() -> None:
-            if await answer_requests(app, listener, over.wait(), drain_s=config.serve.drain_s):
-                # The server takes the signals of the process, and the run must end by them, too.
-                stop.set()
-
-        answering = asyncio.create_task(answer())
+        answering = asyncio.create_task(
+            answer_requests(app, listener, over.wait(), drain_s=config.serve.drain_s)
+        )
         try:
             with found_at(folder, url_of(listener)):
                 yield

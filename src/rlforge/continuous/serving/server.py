@@ -8,7 +8,6 @@ import dataclasses
 import json
 import math
 import os
-import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
@@ -32,9 +31,11 @@ from rlforge.errors import ConfigError, DeploymentError, RunError
 from rlforge.kinds import Say
 from rlforge.preflight.plan import RunPlan, make_plan
 from rlforge.preflight.surroundings import require
+from rlforge.system import signals
 from rlforge.system.files import atomic_write
 from rlforge.system.hardware import detect, prepare_ray
 from rlforge.system.locks import RunLock, claim_gpus
+from rlforge.system.loops import Interrupts, wait_for
 from rlforge.system.network import is_loopback
 from rlforge.types import value
 
@@ -57,7 +58,7 @@ MakeChecks = Callable[[Engine, Any], Checks]
 
 
 def serve(setup: ServiceSetup, say: Say, checks: MakeChecks | None = None) -> None:
-    """Serve until SIGINT or SIGTERM; requests under way are finished then.
+    """Serve until a signal, which raises KeyboardInterrupt once requests under way are finished.
 
     checks: checks of new versions; None: games of the configuration. Raises ConfigError before
     anything starts, DeploymentError when no version can be served, RunError when an engine died too
@@ -73,14 +74,18 @@ def serve(setup: ServiceSetup, say: Say, checks: MakeChecks | None = None) -> No
     prepare_ray(plan.hardware)
     cards = math.ceil(config.engine.num_engines * plan.hardware.engine_gpus)
     state_dir = setup.state_dir.absolute()
-    with claim_gpus(plan.hardware, cards) as claimed:
+    with (
+        signals.warned_by(config.hardware.warning_signal),
+        claim_gpus(plan.hardware, cards) as claimed,
+    ):
         # Other runs may hold some of the cards, so the plan may change.
         plan = make_plan(setup.config, detect(), claimed=claimed)
-        state_dir.mkdir(parents=True, exist_ok=True)
-        # The lock is released again, because the service acquires it itself.
-        with RunLock(state_dir):
-            tokens = make_tokens(state_dir)
-            atomic_write(state_dir / "config.yaml", run_yaml(config))
+        with signals.held():  # which leaves no half of a folder
+            state_dir.mkdir(parents=True, exist_ok=True)
+            # The lock is released again, because the service acquires it itself.
+            with RunLock(state_dir):
+                tokens = make_tokens(state_dir)
+                atomic_write(state_dir / "config.yaml", run_yaml(config))
         # Before the engine, which takes minutes, because the address may be taken.
         with contextlib.closing(listen(config.serve.host, config.serve.port)) as listener:
             # Imported late: Ray takes seconds, and the errors above should not wait for it.
@@ -89,7 +94,12 @@ def serve(setup: ServiceSetup, say: Say, checks: MakeChecks | None = None) -> No
             resolve_model(config.model, say)
             with ray_started(plan.hardware, plan.num_cpus) as ray_processes:
                 setup = dataclasses.replace(setup, state_dir=state_dir)
-                asyncio.run(_serve(setup, plan, ray_processes, tokens, listener, say, checks))
+                interrupts = Interrupts()
+                serving = _serve(
+                    setup, plan, ray_processes, tokens, listener, say, checks, interrupts
+                )
+                wait_for(serving, interrupts.heard)
+    raise KeyboardInterrupt("as it served; the service has stopped")
 
 
 async def _serve(
@@ -100,6 +110,7 @@ async def _serve(
     listener: socket.socket,
     say: Say,
     checks: MakeChecks | None,
+    interrupts: Interrupts,
 ) -> None:
     from rlforge.record.files import open_log
     from rlforge.run.actors.cluster import start_actors
@@ -133,18 +144,18 @@ async def _serve(
             say(f"serving {service.current.uid} at {url_of(listener)}/v1, state in {state_dir}")
             if config.serve.require_token or not is_loopback(config.serve.host):
                 say("every request needs the token: see rlforge serve --help")
+            stop = asyncio.Event()
+            interrupts.connect(stop.set)
+            ends = stop.wait(), engine.gone(), ray_processes.gone()
             with found_at(state_dir, url_of(listener)):
-                signalled = await answer_requests(
-                    app, listener, engine.gone(), ray_processes.gone(), drain_s=config.serve.drain_s
-                )
+                await answer_requests(app, listener, *ends, drain_s=config.serve.drain_s)
     finally:
         await engine.close()
         await actors.come_home()
-    if not signalled:
+    if not stop.is_set():
         raise ray_processes.ended() or RunError(
             f"an engine died more than {kind.RESTARTS} times; see {state_dir}/logs"
         )
-    say("stopped")
 
 
 @contextlib.asynccontextmanager
@@ -276,9 +287,9 @@ def url_of(listener: socket.socket) -> str:
 
 
 async def answer_requests(
-    app: ASGIApp, listener: socket.socket, *failed: Coroutine[Any, Any, object], drain_s: float
-) -> bool:
-    """Answer until SIGINT, SIGTERM or the end of one of ``failed``; whether by a signal.
+    app: ASGIApp, listener: socket.socket, *ends: Coroutine[Any, Any, object], drain_s: float
+) -> None:
+    """Answer until the end of one of ``ends``.
 
     Requests under way have ``drain_s`` seconds to finish.
     """
@@ -294,30 +305,21 @@ async def answer_requests(
             timeout_graceful_shutdown=max(1, round(drain_s)),
         )
     )
-    watching = [asyncio.create_task(each) for each in failed]
+    watching = [asyncio.create_task(each) for each in ends]
     answering = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         await asyncio.wait((*watching, answering), return_when=asyncio.FIRST_COMPLETED)
-        signalled = answering.done()
         # uvicorn finishes requests under way before it ends.
         server.should_exit = True
         await answering
     finally:
         for watch in watching:
             watch.cancel()
-    return signalled
 
 
 class _Server(uvicorn.Server):
-    """Handles signals without raising them again at the end, as uvicorn does."""
+    """Leaves signals to the process."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
-        for number in numbers:
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        try:
-            yield
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
+        yield
