@@ -108,7 +108,7 @@ class _Waiting(Generic[T]):
 
 
 class Interrupts:
-    """What the first signal stops; a second, or one before ``connect``, ends the work at once."""
+    """Takes signals: the first one stops the work, a second, or one before ``connect``, ends it."""
 
     def __init__(self) -> None:
         self._stop: Callable[[], None] | None = None
