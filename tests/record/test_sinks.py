@@ -11,10 +11,12 @@ from tests.record.two_parts import EVALUATED, RATINGS, checkpoint, write_two_par
 
 from rlforge.config.schema import TrackerConfig
 from rlforge.errors import ConfigError
+from rlforge.record import sinks
 from rlforge.record.files import create_run, read_jsonl
 from rlforge.record.metrics import NAMESPACES
-from rlforge.record.sinks import JsonlSink, TensorBoardSink, WandbSink, check_sinks, make_sinks
+from rlforge.record.sinks import JsonlSink, Sinks, TensorBoardSink, WandbSink, check_sinks
 from rlforge.record.sweeps import write_sweep
+from rlforge.record.tracker import Tracker
 
 
 def without(monkeypatch, package):
@@ -43,7 +45,7 @@ def test_tensorboard_has_no_rewound_points_and_evaluations_below_the_newest_step
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     paths = create_run(tmp_path)
-    write_two_parts(TensorBoardSink(), paths)
+    write_two_parts(TensorBoardSink, paths)
     last = TensorBoardSink()
     last.open(paths, "demo")
     for step, loss in ((6, 0.5), (7, 0.25), (8, 0.125)):
@@ -125,15 +127,18 @@ def test_wandb_works_offline_with_the_config_and_an_axis_for_evaluations(tmp_pat
     }
 
 
-def test_a_resumed_run_stays_one_wandb_run_with_each_point_once(tmp_path, offline_wandb):
-    write_two_parts(WandbSink(project="p"), create_run(tmp_path))
+@pytest.mark.parametrize(("killed", "again"), [(True, [1, 2, 3]), (False, [])])
+def test_a_resumed_run_stays_one_wandb_run_with_all_points(tmp_path, offline_wandb, killed, again):
+    """Of a killed part W&B may lack some, also of before the state that is resumed."""
+    write_two_parts(lambda: WandbSink(project="p"), create_run(tmp_path), killed=killed)
     parts = sorted((tmp_path / "wandb").glob("offline-run-*"))
     kept = json.loads((tmp_path / "trackers.json").read_text())["wandb"]
     assert len(parts) == 2
     assert all(kept in part.name for part in parts)
     points = [point for part in parts for point in wandb_points(part)]
-    assert [p["update"] for p in points if "learner/loss" in p] == [1, 2, 3, 4, 5, 6]
-    assert [p["evaluated_update"] for p in points if EVALUATED in p] == [0, 2, 4]
+    updates = [p["update"] for p in points if "learner/loss" in p]
+    assert updates == [1, 2, 3, 4, 5, *again, 4, 5, 6]
+    assert {p["evaluated_update"] for p in points if EVALUATED in p} == {0, 2, 4}
 
 
 def test_jobs_of_a_sweep_are_a_wandb_group_and_are_named_by_their_overrides(
@@ -179,15 +184,113 @@ def test_wandb_takes_tables_and_adapters_without_their_state(tmp_path, offline_w
     assert set(artifact.aliases) == {"latest", "step-3"}
 
 
-def test_make_sinks_makes_what_is_configured(tmp_path):
+def test_the_sinks_of_a_configuration_are_made_and_not_opened(tmp_path):
     pytest.importorskip("tensorboard")
-    paths = create_run(tmp_path)
-    plain = make_sinks(TrackerConfig(), paths, "demo")
-    both = make_sinks(TrackerConfig(tensorboard=True), paths, "demo")
-    assert [type(sink) for sink in plain] == [JsonlSink]
+    assert [type(sink) for sink in check_sinks(TrackerConfig())] == [JsonlSink]
+    both = check_sinks(TrackerConfig(tensorboard=True))
     assert [type(sink) for sink in both] == [JsonlSink, TensorBoardSink]
-    for sink in [*plain, *both]:
-        sink.close()
+
+
+class Service:
+    """A service on the network, which a run reaches by sinks."""
+
+    def __init__(self):
+        self.points: list[tuple[int, float]] = []
+        self.opened = 0
+        self.down = ""
+
+    def sink(self):
+        class Remote:
+            open = lambda _, run, name: self.asked("open")  # noqa: E731
+            write = lambda _, step, scalars: self.asked("write", (step, scalars["loss"]))  # noqa: E731
+            rewind = lambda _, step: None  # noqa: E731
+            close = lambda _: self.asked("close")  # noqa: E731
+            table = lambda _, step, name, rows: self.asked("table")  # noqa: E731
+
+        return Remote()
+
+    def asked(self, method, point=None):
+        if self.down in (method, "all"):
+            raise ConnectionError("no answer")
+        self.opened += method == "open"
+        if point is not None:
+            self.points.append(point)
+
+
+@pytest.fixture
+def service():
+    return Service()
+
+
+@pytest.fixture
+def fed(tmp_path, service, clock, monkeypatch):
+    """Makes the sinks of one part of a run after another."""
+    monkeypatch.setattr(sinks.time, "time", lambda: 1e9 + clock.now)
+    paths = create_run(tmp_path)
+    return lambda: Sinks([JsonlSink(), service.sink()], paths, "demo", clock)
+
+
+def test_what_a_sink_may_not_have_is_sent_again_after_a_kill(fed, service, clock):
+    first = fed()
+    for step in range(1, 6):
+        first.write(step, {"loss": 0.5})
+        clock.now += 15
+        first.mark()
+    # The process dies here. The mark is a minute old, and the state of update 4 is resumed.
+    service.points.clear()
+    second = fed()
+    second.rewind(4)
+    assert service.points == [(step, 0.5) for step in (3, 4)]
+    second.write(5, {"loss": 0.25})
+    assert second.close() == []
+    service.points.clear()
+    third = fed()
+    third.rewind(5)
+    third.close()
+    assert service.points == []
+
+
+def test_a_sink_that_fails_is_a_line_and_gets_what_it_lacks_when_it_answers(fed, service, clock):
+    run = fed()
+    run.write(1, {"loss": 0.5})
+    clock.now += 100
+    run.mark()
+    service.down = "write"
+    for step in (2, 3):
+        run.write(step, {"loss": 0.5})
+    failed = "Remote failed at step 2 (no answer): points from step 2 on may be missing there"
+    assert run.said() == [f"{failed}; scalars.jsonl has all, for a later try or --resume"]
+    assert run.failures == {"Remote": failed}
+    service.down = ""
+    run.write(4, {"loss": 0.5})  # too early to ask again
+    assert service.points == [(1, 0.5)]
+    clock.now += 61
+    run.write(5, {"loss": 0.25})
+    assert (service.opened, service.points[1:]) == (2, [*((n, 0.5) for n in (2, 3, 4)), (5, 0.25)])
+    assert run.said() == ["Remote answers again, and has all points"]
+    run.write(6, {"loss": 0.125})
+    assert run.close() == []
+    assert service.points[-1] == (6, 0.125)
+    assert run.failures["Remote"].endswith("missing there; it answers again, and has all points")
+
+
+@pytest.mark.parametrize("down", ["open", "write", "table", "close", "all"])
+def test_no_method_of_a_sink_ends_the_run(fed, service, clock, down):
+    service.down = down
+    run = fed()
+    run.write(1, {"loss": 0.5})
+    run.table(1, "ratings", RATINGS)
+    run.mark()
+    lines = [*run.said(), *run.close()]
+    assert lines[0].startswith("Remote failed at step ")
+    assert set(run.failures) == {"Remote"}
+    service.down = ""
+    service.points.clear()
+    again = fed()
+    again.rewind(1)
+    # One that answers at the end of the first part has got all there.
+    assert service.points == ([] if down == "table" else [(1, 0.5)])
+    assert again.close() == []
 
 
 @pytest.mark.parametrize(
@@ -200,7 +303,7 @@ def test_a_missing_package_is_named_with_its_extra(package, config, monkeypatch,
         check_sinks(TrackerConfig(**config))
     assert caught.value.exit_code == 2
     with pytest.raises(ConfigError):
-        make_sinks(TrackerConfig(**config), create_run(tmp_path), "demo")
+        Tracker(tmp_path, TrackerConfig(**config), "demo", 1)
     assert not (tmp_path / "scalars.jsonl").exists()
     check_sinks(TrackerConfig(wandb_mode="online"))  # without a project
 

@@ -44,6 +44,7 @@ class WindowTracker(Tracker):
             scalars |= _numbers("learner", update)
         since = {**self._metrics.drain(), **self._since_update.drain()}
         self._sinks.write(row["window"], {**since, **scalars})
+        self._sinks.mark()
         self._pace.update(self._elapsed(), self._counts())
         self._write_summary({})
         self._publish()

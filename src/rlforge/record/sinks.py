@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import netrc
 import os
 import secrets
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import yaml
 
@@ -30,6 +32,16 @@ log = logging.getLogger(__name__)
 
 Row = Mapping[str, Any]
 
+#: Seconds for which a sink may hold points before they are on disk or at its service: W&B's
+#: process writes every 15.
+HELD_S = 60.0
+
+#: Seconds after which a sink that failed is asked again, at least.
+ASK_AGAIN_S = 60.0
+
+#: A sink that takes longer to fail is not tried again at the end of the run.
+_QUICK_S = 10.0
+
 #: Seconds after which the server of W&B counts as out of reach.
 _WANDB_TIMEOUT_S = 10.0
 
@@ -40,7 +52,8 @@ class Sink(Protocol):
     Further methods are optional: ``check()`` raises ConfigError before the run starts;
     ``table(step, name, rows)`` replaces a table (``ratings``, ``matches``, at the end ``games``);
     ``adapter(folder)`` keeps the files of a checkpoint, without its state; ``next_step()`` returns
-    a command for the user after the run, or None.
+    a command for the user after the run, or None. ``durable = True`` says that points are on disk
+    when ``write`` returns: other sinks get those of the last minute before a kill twice.
 
     Example:
         >>> @dataclass
@@ -56,7 +69,7 @@ class Sink(Protocol):
     """
 
     def open(self, run: RunPaths, name: str) -> None:
-        """Called once, before any other method. name: of the experiment."""
+        """Called before any other method, and again after a failure. name: of the experiment."""
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Record metrics at an update; that of an evaluation may be below an earlier one."""
@@ -71,6 +84,8 @@ class Sink(Protocol):
 @dataclass
 class JsonlSink:
     """``scalars.jsonl``, which every run has."""
+
+    durable: ClassVar[bool] = True
 
     def open(self, run: RunPaths, name: str) -> None:
         self._file = JsonlFile(run.scalars)
@@ -88,6 +103,8 @@ class JsonlSink:
 @dataclass
 class TensorBoardSink:
     """TensorBoard events below ``tensorboard/`` of the run."""
+
+    durable: ClassVar[bool] = True
 
     def open(self, run: RunPaths, name: str) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -132,12 +149,6 @@ class WandbSink:
     def open(self, run: RunPaths, name: str) -> None:
         spare_loopback(os.environ.get("WANDB_BASE_URL"))
         self._wandb, self._root = _wandb(), run.root
-        # W&B deletes no points. By key, until when earlier parts of the run gave it to every sink,
-        # read before a rewind: what a resumed run makes again is left out.
-        self._sent: dict[str, int] = {}
-        for row in read_jsonl(run.scalars):
-            for key in row:
-                self._sent[key] = max(row["step"], self._sent.get(key, row["step"]))
         # A resumed run goes on under the id that it had.
         ids = {"wandb": secrets.token_hex(4), **read_json(run.trackers)}
         write_json(run.trackers, ids)
@@ -185,9 +196,8 @@ class WandbSink:
             ) from error
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        unsent = {key: scalars[key] for key in scalars if step > self._sent.get(key, step - 1)}
         for axis in _AXES:
-            if point := {key: unsent[key] for key in unsent if _axis(key) == axis}:
+            if point := {key: scalars[key] for key in scalars if _axis(key) == axis}:
                 self._run.log({**point, axis: step})
 
     def table(self, step: int, name: str, rows: Sequence[Row]) -> None:
@@ -201,12 +211,15 @@ class WandbSink:
         self._run.log_artifact(artifact, aliases=["latest", folder.name])
 
     def rewind(self, step: int) -> None:
-        """Delete nothing: ``write`` leaves out what is made again."""
+        """Delete nothing, which W&B cannot: points that are made again are there twice."""
 
     def close(self) -> None:
-        self._run.finish()
-        # Offline, W&B's process writes the file after ``finish`` has returned: wait for its end.
-        self._wandb.teardown()
+        try:
+            self._run.finish()
+        finally:
+            # Offline, W&B's process writes the file after ``finish`` has returned: wait for its
+            # end. Where it has died, another one starts only after this.
+            self._wandb.teardown()
 
     def next_step(self) -> str | None:
         """The command that uploads an offline run, with its parts before a resume, or None."""
@@ -227,21 +240,97 @@ def _axis(key: str) -> str:
 # ---------------------------------------------------------------- the sinks of a run
 
 
-class Sinks:
-    """The open sinks of a run; a sink that failed is asked again at the next call."""
+@dataclass
+class _Fed:
+    """A sink with what it is known to have.
 
-    def __init__(self, sinks: Sequence[Sink]) -> None:
-        self._sinks = tuple(sinks)
-        self._failure: Exception | None = None
+    Attributes:
+        sent: Until when it has all points, in seconds of the wall clock.
+        failed: Whether it does not answer.
+        took: Seconds after which it failed.
+        ask_again: When it is asked next, by the clock of ``Sinks``.
+    """
+
+    sink: Sink
+    name: str
+    sent: float = 0.0
+    opened: bool = False
+    failed: bool = False
+    took: float = 0.0
+    ask_again: float = 0.0
+
+    @property
+    def durable(self) -> bool:
+        return bool(getattr(self.sink, "durable", False))
+
+
+class Sinks:
+    """The sinks of a run. One that fails is a line for the user, and never ends the run.
+
+    It is opened again later, and gets all that it lacks by then; so does one of a resumed run.
+    ``trackers.json`` says until when each has its points.
+
+    Args:
+        sinks: Not opened; the first keeps ``scalars.jsonl``, from which others get what they lack.
+        name: Name of the experiment.
+        clock: A monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        sinks: Sequence[Sink],
+        run: RunPaths,
+        name: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run, self._name, self._clock = run, name, clock
+        self._said = list[str]()
+        #: How sinks failed, by name.
+        self.failures: dict[str, str] = {}
+        #: Times and steps of the points that sinks may hold.
+        self._held = deque[tuple[float, int]]()
+        self._step = 0
+        known = (
+            {} if all(getattr(one, "durable", False) for one in sinks) else read_json(self._file)
+        )
+        # A run of an earlier version has no marks: what it gave to sinks counts as sent.
+        marks = known.get("sent", {}) if "sent" in known or not known else None
+        self._fed = list[_Fed]()
+        for sink in sinks:
+            name = type(sink).__name__.removesuffix("Sink")
+            name += f"-{count}" if (count := sum(one.name == name for one in self._fed)) else ""
+            sent = time.time() if marks is None else marks.get(name, 0.0)
+            self._fed.append(_Fed(sink, name, sent))
+        for one in self._fed:
+            self._open(one)
+        self._keep_marks()
+
+    @property
+    def _file(self) -> Path:
+        return self._run.trackers
 
     @property
     def take_tables(self) -> bool:
         """Whether one of them shows tables."""
-        return any(hasattr(sink, "table") for sink in self._sinks)
+        return any(hasattr(one.sink, "table") for one in self._fed)
+
+    def said(self) -> list[str]:
+        """Lines for the user since the last call."""
+        said, self._said = self._said, []
+        return said
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        if scalars:
-            self._each("write", step, scalars)
+        if not scalars:
+            return
+        self._step = step
+        self._held.append((time.time(), step))
+        while self._held[0][0] < time.time() - HELD_S:
+            self._held.popleft()
+        for one in self._fed:
+            if not one.failed or one.durable:
+                self._ask(one, "write", step, scalars)
+            elif self._clock() >= one.ask_again:
+                self._recover(one)
 
     def table(self, step: int, name: str, rows: Sequence[Row]) -> None:
         if rows:
@@ -253,36 +342,90 @@ class Sinks:
             self._each("adapter", folder)
 
     def rewind(self, step: int) -> None:
+        """Go on after ``step``: later points are dropped, and made again."""
+        self._step = step
         self._each("rewind", step)
+        for one in self._fed:
+            if not one.durable and not one.failed:
+                self._send_again(one)
+
+    def mark(self) -> None:
+        """Note until when the sinks surely have their points."""
+        for one in self._fed:
+            if not one.failed:
+                one.sent = max(one.sent, time.time() - HELD_S)
+        self._keep_marks()
 
     def close(self) -> list[str]:
-        """Close all; returns commands for the user, or raises the first failure."""
-        self._each("close")
-        steps = self._each("next_step")
-        if self._failure is not None:
-            raise self._failure
-        return [step for step in steps if step is not None]
+        """Close all; returns lines for the user, with commands."""
+        for one in self._fed:
+            # The last chance of one that fails at once; another would hold up the run's end.
+            if one.failed and not one.durable and one.took < _QUICK_S:
+                self._recover(one)
+            if one.opened and self._ask(one, "close")[0] and not one.failed:
+                one.sent = time.time()
+        self._keep_marks()
+        steps = [step for step in self._each("next_step") if step is not None]
+        return [*self.said(), *steps]
+
+    def _open(self, one: _Fed) -> bool:
+        if not one.opened:
+            one.opened = self._ask(one, "open", self._run, self._name)[0]
+        return one.opened
+
+    def _recover(self, one: _Fed) -> None:
+        """Try a sink that failed from the start; it may have lost its connection."""
+        if one.opened:
+            with contextlib.suppress(Exception, SystemExit):
+                one.sink.close()
+            one.opened = False
+        if self._open(one) and self._send_again(one):
+            one.failed, again = False, "answers again, and has all points"
+            self._said.append(f"{one.name} {again}")
+            self.failures[one.name] += f"; it {again}"
+
+    def _send_again(self, one: _Fed) -> bool:
+        """Give a sink the points that it may lack; whether it took them."""
+        for row in read_jsonl(self._run.scalars):
+            if row.get("unix_time", 0.0) > one.sent and "step" in row:
+                scalars = {key: row[key] for key in row if key not in ("step", "unix_time")}
+                if not self._ask(one, "write", row["step"], scalars)[0]:
+                    return False
+        return True
+
+    def _keep_marks(self) -> None:
+        if marks := {one.name: one.sent for one in self._fed if not one.durable}:
+            write_json(self._file, {**read_json(self._file), "sent": marks})
 
     def _each(self, method: str, *given: Any) -> list[Any]:
-        returned = []
-        for sink in self._sinks:
-            if (act := getattr(sink, method, None)) is None:
-                continue
-            try:
-                returned.append(act(*given))
-            except Exception as error:  # a service must not end the training
-                log.warning("%s failed: %r", type(sink).__name__, error)
-                self._failure = self._failure or error
-        return returned
+        asked = [self._ask(one, method, *given) for one in self._fed if one.opened]
+        return [answer for done, answer in asked if done]
 
-
-def make_sinks(config: TrackerConfig, run: RunPaths, name: str) -> list[Sink]:
-    """The open sinks of a run. Raises ConfigError as ``check_sinks``."""
-    # All are checked before one is opened: a wrong one leaves no empty run at a service.
-    sinks = check_sinks(config)
-    for sink in sinks:
-        sink.open(run, name)
-    return sinks
+    def _ask(self, one: _Fed, method: str, *given: Any) -> tuple[bool, Any]:
+        """Whether a sink did what it was asked, and its answer."""
+        act, begun = getattr(one.sink, method, None), self._clock()
+        if act is None:
+            return True, None
+        try:
+            return True, act(*given)
+        except (Exception, SystemExit) as error:  # a service must not end the training
+            if method == "open" and isinstance(error, ConfigError):
+                raise
+            log.warning("%s failed: %r", one.name, error)
+            # One that takes minutes to fail must not hold up the others all the time.
+            one.took = self._clock() - begun
+            one.ask_again = self._clock() + max(ASK_AGAIN_S, 10 * one.took)
+            if not one.failed:
+                one.failed = True
+                at: int = given[0] if method == "write" else self._step
+                held = [step for when, step in self._held if when > one.sent and not one.durable]
+                self.failures[one.name] = (
+                    f"{one.name} failed at step {at} ({first_line(error)}): points from step "
+                    f"{min(held, default=at)} on may be missing there"
+                )
+                kept = "" if one.durable else "; scalars.jsonl has all, for a later try or --resume"
+                self._said.append(f"{self.failures[one.name]}{kept}")
+            return False, None
 
 
 def further_sinks(config: TrackerConfig) -> list[Sink]:
@@ -292,7 +435,7 @@ def further_sinks(config: TrackerConfig) -> list[Sink]:
 
 def check_sinks(config: TrackerConfig) -> list[Sink]:
     """The sinks of a run, not opened; ConfigError where a package or W&B's key is missing."""
-    # Always: after a resume W&B's sink reads in its file what it has sent already.
+    # Always, and first: from its file the others get what they lack.
     sinks: list[Sink] = [JsonlSink()]
     if config.tensorboard:
         sinks.append(TensorBoardSink())

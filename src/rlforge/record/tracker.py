@@ -15,13 +15,20 @@ from typing import Any
 
 from rlforge.config.schema import TrackerConfig
 from rlforge.errors import RlforgeError
-from rlforge.record.files import JsonlFile, create_run, read_jsonl, read_values, write_json
+from rlforge.record.files import (
+    JsonlFile,
+    create_run,
+    read_json,
+    read_jsonl,
+    read_values,
+    write_json,
+)
 from rlforge.record.metrics import Metrics, RecentGames, collection_rows, put_game
 from rlforge.record.progress import EngineRow, ExactRow, Pace, Progress, RunStatus, WinRateRow
 from rlforge.record.results import Alarm, ApiUsage, ExactResult, PoolSnapshot, Ratings, read_evals
 from rlforge.record.samples import sample_turns
 from rlforge.record.signals import Judge, Row, Signal
-from rlforge.record.sinks import Sink, Sinks, make_sinks
+from rlforge.record.sinks import Sink, Sinks, check_sinks
 from rlforge.samples import UpdateResult
 from rlforge.system.checkpoint import list_checkpoints
 from rlforge.system.hardware import GpuLoad
@@ -72,7 +79,7 @@ class Tracker:
             cfg: Windows, flushes and sinks.
             run_name: Name on displays.
             total_updates: Updates that the run is to make.
-            sinks: None makes those of ``cfg``.
+            sinks: Not opened; None makes those of ``cfg``.
             judge: Makes the judge of the run's signals; None: there are none.
             about: Seed, versions, command and the like for summary.json.
             clock: A monotonic clock, in seconds.
@@ -81,7 +88,9 @@ class Tracker:
         self._cfg = cfg
         self._run_name = run_name
         self._total_updates = total_updates
-        self._sinks = Sinks(make_sinks(cfg, self.paths, run_name) if sinks is None else sinks)
+        # All are checked before one is opened: a wrong one leaves no empty run at a service.
+        chosen = check_sinks(cfg) if sinks is None else sinks
+        self._sinks = Sinks(chosen, self.paths, run_name, clock)
         self._make_judge, self._about = judge, dict(about or {})
         self._clock = clock
         self._metrics = Metrics(cfg.window)
@@ -126,7 +135,9 @@ class Tracker:
         self._exact: dict[str, ExactRow] = {}
         self._alarms: list[Alarm] = []
         self._judge = self._make_judge() if self._make_judge is not None else None
-        earlier_s = self._read_files()
+        # Seconds count whose updates are made again: the clock of a run never goes back.
+        shown_s = float(read_json(self.paths.progress).get("elapsed_s", 0.0))
+        earlier_s = max(self._read_files(), shown_s)
         self._begin = self._clock() - earlier_s
         self._pace = Pace(earlier_s, self._counts())
 
@@ -399,6 +410,7 @@ class Tracker:
         """Give the sinks what came since the last update or flush, and new ratings."""
         self._next_flush = self._clock() + self._cfg.flush_every_s
         self._sinks.write(self._update, self._metrics.drain())
+        self._sinks.mark()
         if self._ratings_changed:
             rated = self._pool.entries[:MOST_ROWS]
             columns = [{name: getattr(one, name) for name in _RATED} for one in rated]
@@ -411,7 +423,7 @@ class Tracker:
         """End the run with summary.json; returns commands for the user. Again it does nothing.
 
         summary: its ``status``, by default ``done``, ends the displays. Sinks that take them get a
-        few games and the versions of ``cfg.adapters``. Raises the first failure of a sink at last.
+        few games and the versions of ``cfg.adapters``.
         """
         if self._status != "running":
             return []
@@ -431,7 +443,14 @@ class Tracker:
         if self._cfg.adapters != "off":
             versions = list_checkpoints(self.paths.checkpoints)
             self._sinks.keep(versions if self._cfg.adapters == "all" else versions[-1:])
-        return self._sinks.close()
+        lines = self._sinks.close()
+        if self._sinks.failures:
+            self._write_summary(summary)
+        return lines
+
+    def said(self) -> list[str]:
+        """Lines for the user since the last call."""
+        return self._sinks.said()
 
     def _write_summary(self, extra: Mapping[str, Any]) -> None:
         reached = {
@@ -447,6 +466,7 @@ class Tracker:
             "exact": list(self._exact.values()),
             "api": self._api,
             "signals": self._signals(),
+            "sinks": self._sinks.failures,
         }
         write_json(self.paths.summary, {**self._about, **reached, **extra})
 

@@ -282,6 +282,8 @@ async def _failures_logged() -> AsyncIterator[None]:
 async def _show_progress(tracker: Any, display: Display) -> None:
     while True:
         display.show(await tracker.progress.remote())
+        for line in await tracker.said.remote():
+            display.note(line)
         await asyncio.sleep(POLL_S)
 
 

@@ -67,7 +67,8 @@ class RunData:
     def warnings(self) -> list[str]:
         """Sentences on why the run ended, and on what its files lack."""
         ending = why_it_ended(self.summary)
-        return [*([f"The run {ending}."] if ending else ()), *(f"{each}." for each in self.damage)]
+        found = [*self.damage, *self.summary.get("sinks", {}).values()]
+        return [*([f"The run {ending}."] if ending else ()), *(f"{each}." for each in found)]
 
 
 def load_run(run_dir: Path | str) -> RunData:

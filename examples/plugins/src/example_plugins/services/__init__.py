@@ -1,36 +1,13 @@
-"""What sinks of services share: a resumed run goes on there as one run, with each point once."""
+"""What sinks of services share: a resumed run goes on there as one run."""
 
-import contextlib
 import json
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from rlforge import RunPaths
-
-
-class Unsent:
-    """The points that the earlier parts of a run have not recorded; services delete none.
-
-    scalars.jsonl holds what those parts gave to every sink, when it is read before its rewind.
-    """
-
-    def __init__(self, run: RunPaths) -> None:
-        self._sent: dict[str, int] = {}
-        for line in run.scalars.read_text().splitlines() if run.scalars.exists() else ():
-            with contextlib.suppress(ValueError):  # a damaged line
-                row = json.loads(line)
-                for key in row:
-                    self._sent[key] = max(row["step"], self._sent.get(key, row["step"]))
-
-    def of(self, step: int, scalars: Mapping[str, float]) -> dict[str, float]:
-        """Those of ``scalars`` that are not recorded at ``step`` or after it."""
-        return {
-            key: value for key, value in scalars.items() if step > self._sent.get(key, step - 1)
-        }
 
 
 def known_ids(run: RunPaths) -> dict[str, str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from example_plugins.services import Unsent, configuration, known_ids, sweep, title
+from example_plugins.services import configuration, known_ids, sweep, title
 from rlforge import ConfigError, RunPaths
 
 
@@ -49,7 +49,7 @@ class MlflowSink:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        self.client, self.unsent, ids = MlflowClient(), Unsent(run), known_ids(run)
+        self.client, ids = MlflowClient(), known_ids(run)
         if "mlflow" in ids:
             self.id = ids["mlflow"]
             self.client.update_run(self.id, status="RUNNING")
@@ -69,9 +69,8 @@ class MlflowSink:
         from mlflow.entities import Metric
 
         now = round(time.time() * 1000)
-        if unsent := self.unsent.of(step, scalars):
-            points = [Metric(allowed(key), value, now, step) for key, value in unsent.items()]
-            self.client.log_batch(self.id, metrics=points)
+        points = [Metric(allowed(key), value, now, step) for key, value in scalars.items()]
+        self.client.log_batch(self.id, metrics=points)
 
     def table(self, step: int, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         # The form in which MLflow draws a table.
@@ -83,7 +82,7 @@ class MlflowSink:
             self.client.log_artifact(self.id, str(file), f"adapters/{folder.name}")
 
     def rewind(self, step: int) -> None:
-        """Nothing is deleted: points that are made again are left out."""
+        """Nothing is deleted: points that are made again are there twice."""
 
     def close(self) -> None:
         self.client.set_terminated(self.id)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from example_plugins.services import Unsent, configuration, known_ids, sweep, title
+from example_plugins.services import configuration, known_ids, sweep, title
 from rlforge import ConfigError, RunPaths
 
 
@@ -26,7 +26,7 @@ class TrackioSink:
     def open(self, run: RunPaths, name: str) -> None:
         import trackio
 
-        self.trackio, self.unsent, ids = trackio, Unsent(run), known_ids(run)
+        self.trackio, ids = trackio, known_ids(run)
         if "trackio" not in ids:  # a name is the identity of a run
             ids["trackio"] = f"{title(run, name)} {secrets.token_hex(4)}"
             run.trackers.write_text(json.dumps(ids))
@@ -42,15 +42,14 @@ class TrackioSink:
         )
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        if unsent := self.unsent.of(step, scalars):
-            self.run.log(unsent, step=step)
+        self.run.log(dict(scalars), step=step)
 
     def table(self, step: int, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         table = self.trackio.Table(list(rows[0]), data=[list(row.values()) for row in rows])
         self.run.log({f"tables/{name}": table}, step=step)
 
     def rewind(self, step: int) -> None:
-        """Nothing is deleted: points that are made again are left out."""
+        """Nothing is deleted: points that are made again are there twice."""
 
     def close(self) -> None:
         self.run.finish()
