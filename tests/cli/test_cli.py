@@ -28,7 +28,7 @@ NAMES = (
     *("train", "sft", "eval", "graph", "config", "doctor", "port", "play", "replay", "batches"),
     *("continuous", "serve", "deploy", "rollback", "deployments"),
     *("fork", "analyse", "verify", "ladder", "exploit"),
-    *("list", "show", "models", "plugins", "runs", "compare", "monitor", "report", "export"),
+    *("list", "show", "models", "plugins", "runs", "why", "compare", "monitor", "report", "export"),
     "windows",  # groups of commands are last
 )
 

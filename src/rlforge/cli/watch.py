@@ -1,4 +1,4 @@
-"""``rlforge runs``, ``compare``, ``monitor`` and ``report``: they look at runs, and change none."""
+"""``rlforge runs``, ``why``, ``compare``, ``monitor`` and ``report``: what looks at runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from rlforge.cli.arguments import FIRST_RUN, RUNS, JsonFile, must_be_run, offered_runs, write_result
+from rlforge.cli.arguments import (
+    FIRST_RUN,
+    RUNS,
+    JsonFile,
+    RunDir,
+    must_be_run,
+    offered_runs,
+    write_result,
+)
+from rlforge.cli.games import must_have_games
 from rlforge.errors import ConfigError
 
 
@@ -82,6 +91,29 @@ def runs(
         console.print(table(comparison))
         for line in (*comparison.damaged, ""):
             typer.echo(line)
+
+
+def why(run_dir: RunDir, json_file: JsonFile = None) -> None:
+    """Explain why a run learned, or did not: its signals, curves and games, and what to change.
+
+    Also while it goes on, and of runs of earlier versions: it reads their records.
+
+    **Examples**
+
+    ```bash
+    rlforge why latest
+    rlforge why runs/simpletak_mirror/2026-01-01_12-00-00 --json why.json
+    ```
+    """
+    from rlforge.show.why import explain, to_values
+    from rlforge.show.why_view import pieces
+
+    must_have_games(run_dir)
+    found = explain(run_dir)
+    write_result(json_file, to_values(found))
+    console = Console(highlight=False)
+    for piece in pieces(found, run_dir):
+        console.print(piece, crop=False)
 
 
 def compare(

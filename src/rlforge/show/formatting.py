@@ -8,6 +8,7 @@ Example:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from rlforge.record.results import ApiUsage
 
@@ -91,7 +92,9 @@ def number(amount: float | None, digits: int = 4) -> str:
     return f"{amount:.{digits}g}"
 
 
-def sparkline(shares: tuple[float, ...]) -> str:
-    """Shares of 0..1 as block characters, ``▁`` to ``█``."""
+def sparkline(shares: Iterable[float | None]) -> str:
+    """Shares of 0..1 as block characters, ``▁`` to ``█``; a gap for None."""
     top = len(_BLOCKS) - 1
-    return "".join(_BLOCKS[min(max(round(share * top), 0), top)] for share in shares)
+    return "".join(
+        " " if share is None else _BLOCKS[min(max(round(share * top), 0), top)] for share in shares
+    )

@@ -6,7 +6,7 @@ import dataclasses
 import io
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -26,6 +26,8 @@ from rlforge.system.files import atomic_write
 from rlforge.types import EnvSpec, GameRecord, GameSpec, Turn
 
 MOST_LISTED = 20
+#: Lines of what a player sees, and turns before a telling one, in an excerpt.
+_NEW_LINES, _NEAR = 8, 3
 
 # ---------------------------------------------------------------- which games
 
@@ -133,11 +135,14 @@ def game_list(
 # ---------------------------------------------------------------- one game
 
 
+def title(spec: GameSpec) -> str:
+    return f"{spec.env_id}, game {spec.game_id}, seed {spec.seed}: {_seats(spec)}"
+
+
 def turns(record: GameRecord) -> Iterator[RenderableType]:
     """A heading, a piece per turn, and the result."""
     spec = record.spec
-    title = f"{spec.env_id}, game {spec.game_id}, seed {spec.seed}: {_seats(spec)}"
-    yield Text(title, style="bold")
+    yield Text(title(spec), style="bold")
     drawn = boards(record)
     begun: set[int] = set()
     for place, (turn, new) in enumerate(zip(record.turns, news(record), strict=True)):
@@ -147,6 +152,43 @@ def turns(record: GameRecord) -> Iterator[RenderableType]:
         board = drawn[place] if drawn else ""
         yield _turn(place + 1, turn, "" if hidden else new, board)
     yield Rule(style="dim")
+    yield from _ending(record)
+
+
+def excerpt(record: GameRecord, telling: Collection[int]) -> Iterator[RenderableType]:
+    """A game on a screen: turns of ``telling`` in full, the others near them in a line each."""
+    drawn, left_out = boards(record), 0
+    for place, (turn, new) in enumerate(zip(record.turns, news(record), strict=True), 1):
+        if place in telling:
+            yield from _left_out(left_out)
+            seen = "" if drawn else _end_of(new)
+            yield _turn(place, turn, seen, drawn[place - 1] if drawn else "")
+            left_out = 0
+        elif any(place < one <= place + _NEAR for one in telling):
+            yield from _left_out(left_out)
+            wrong = "".join(f"{mark}, " for mark in marks(turn))
+            brief = f"{place}. player {turn.player_id} {wrong}plays {turn.action or 'nothing'}"
+            yield Group(Text(" ".join(brief.split()), no_wrap=True, overflow="ellipsis"))
+            left_out = 0
+        else:
+            left_out += 1
+    yield from _left_out(left_out)
+    yield from _ending(record)
+
+
+def _left_out(turns: int) -> Iterator[Text]:
+    if turns:
+        yield Text(f"… {turns} turn{'s' * (turns > 1)}", style="dim")
+
+
+def _end_of(observed: str) -> str:
+    # The end has the position; the beginning repeats the rules.
+    lines = observed.splitlines()
+    before = len(lines) - _NEW_LINES
+    return "\n".join([f"… {before} lines before", *lines[before:]] if before > 0 else lines)
+
+
+def _ending(record: GameRecord) -> Iterator[Text]:
     if record.error is None:
         seats, env = record.spec.seats, record.spec.env
         won = [one for one in seats if env.outcome(record.rewards, one.player_id) == "win"]

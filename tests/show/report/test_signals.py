@@ -19,7 +19,7 @@ def test_a_signal_stands_above_the_results_with_its_sentence_and_its_override(tm
     write_signals(tmp_path, games_turn_limit_rate=1.0)
     said = first_screen(write_report(tmp_path).read_text())
     assert "turn_limit since update 1 All games of TicTacToe-v0-train are cut at" in said
-    assert "What to change: raise max_turns in env.train env.train.0.max_turns=400" in said
+    assert "What to change: raise max_turns in env.train: env.train.0.max_turns=400" in said
 
 
 def test_a_signal_that_has_ended_says_from_when_to_when(tmp_path):
