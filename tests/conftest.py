@@ -110,6 +110,20 @@ def golden_run(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return made_once(tmp_path_factory, "golden", make) / "run"
 
 
+@pytest.fixture(scope="session")
+def golden_market(small_market: Sequence[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished continuous run of two windows, made in this process. Tests only read it."""
+    from tests.harness.in_process import rlforge_here, use_actors_in_process
+
+    def make(folder: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            use_actors_in_process(patch.setattr)
+            patch.chdir(folder)
+            assert rlforge_here("continuous", *small_market, "run_dir=run") == 0
+
+    return made_once(tmp_path_factory, "golden_market", make) / "run"
+
+
 @pytest.fixture
 def run_copy(golden_run: Path, tmp_path: Path) -> Path:
     """A copy of ``golden_run`` to change, in another place than where it was made."""

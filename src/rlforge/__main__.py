@@ -1,15 +1,13 @@
 """The process of a command: ``rlforge`` and ``python -m rlforge``."""
 
 import atexit
-import contextlib
-import faulthandler
 import logging
 import os
 import sys
 from typing import NoReturn
 
 from rlforge.system import signals
-from rlforge.system.output import flush
+from rlforge.system.output import crashes_to_stderr, flush
 
 
 def command() -> NoReturn:
@@ -18,8 +16,7 @@ def command() -> NoReturn:
     A crash in native code prints the stack of each thread to standard error.
     """
     signals.at_once()
-    with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
-        faulthandler.enable()  # raises where standard error is no file
+    crashes_to_stderr()
     code: int | None = None
 
     def end() -> None:

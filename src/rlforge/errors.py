@@ -74,6 +74,22 @@ class ExtensionError(RlforgeError):
     """
 
 
+class DamagedError(RlforgeError):
+    """A file that rlforge wrote is cut short, garbled or something else; see ``reading``.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from rlforge.record.files import read_json
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder) / "pool.json"
+        ...     _ = file.write_text("{")
+        ...     read_json(file)
+        Traceback (most recent call last):
+        rlforge.errors.DamagedError: ...pool.json is damaged (...
+    """
+
+
 class CheckpointError(RlforgeError):
     """A checkpoint is missing, incomplete, damaged or does not fit the model.
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests import factories
 
 from rlforge.buffer.batches import ShownSample, read_batch, read_samples, write_batch
-from rlforge.errors import RunError
+from rlforge.errors import DamagedError, RunError
 from rlforge.samples import Sample, TrainBatch
 
 
@@ -138,7 +138,7 @@ def test_a_damaged_file_is_named(tmp_path, form):
     path = tmp_path / f"b.{form}"
     write_batch(path, BATCH)
     path.write_bytes(path.read_bytes()[:300])
-    with pytest.raises(RunError, match=rf"b\.{form} is damaged .*; name another update"):
+    with pytest.raises(DamagedError, match=rf"b\.{form} is damaged .*; name another update"):
         read_samples(path)
 
 

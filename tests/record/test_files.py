@@ -3,6 +3,7 @@
 import faulthandler
 import logging
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -179,3 +180,24 @@ def test_rewind_drops_later_lines_and_appending_continues(tmp_path):
     file.close()
     first = [{"step": step, "loss": None} for step in (0, 1)]
     assert read_jsonl(path) == [*first, {"step": 2, "again": True}]
+
+
+def test_the_newest_run_is_the_one_that_last_recorded_something(tmp_path):
+    """Not the one in whose folder a report or a deployment was put."""
+    for age, name in enumerate(("new", "old")):
+        run = RunPaths(root=tmp_path / name)
+        run.root.mkdir()
+        run.config.write_text("kind: games\n")
+        os.utime(run.config, (1000 - age, 1000 - age))
+    assert [path.name for path in runs_below(tmp_path)] == ["new", "old"]
+    (tmp_path / "old" / "report.html").touch()
+    (tmp_path / "old" / "deployments").mkdir()
+    assert [path.name for path in runs_below(tmp_path)] == ["new", "old"]
+    RunPaths(root=tmp_path / "old").metrics.touch()
+    assert [path.name for path in runs_below(tmp_path)] == ["old", "new"]
+
+
+def test_an_empty_name_is_not_the_current_folder(tmp_path):
+    (tmp_path / "config.yaml").write_text("kind: games\n")
+    with pytest.raises(RlforgeError, match="the name of a run is empty"):
+        open_run("")

@@ -88,6 +88,7 @@ def test_a_continuous_run_has_the_results_of_its_last_window(tmp_path):
         run = create_run(simple_run(tmp_path / name, f"name: {name}\n"))
         row = {
             "window": 1,
+            "window_id": "2024-11-13-10:00",
             "policy_reward": 0.5,
             "control_reward": 0.375,
             "reward_difference": 0.125,

@@ -1,11 +1,13 @@
 import errno
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -222,7 +224,10 @@ def quota(_directory: Path) -> None:
 @pytest.mark.parametrize(
     "full", [write_to_full_device, safetensors_on_full_disk, torch_on_full_disk, wrapped, quota]
 )
-def test_a_full_disk_says_how_much_is_free_and_needed_and_harms_nothing(tmp_path, full):
+def test_a_full_disk_says_how_much_is_free_and_needed_and_harms_nothing(
+    tmp_path, full, monkeypatch
+):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1024))
     write_checkpoint(tmp_path, "step-1", fill(a=b"x" * 2048), {})
     before = snapshot(tmp_path)
     with pytest.raises(
@@ -231,10 +236,23 @@ def test_a_full_disk_says_how_much_is_free_and_needed_and_harms_nothing(tmp_path
         r"about 2\.0 KiB needed, the size of step-1; .*learner\.keep_checkpoints",
     ):
         write_checkpoint(tmp_path, "step-2", full, {})
-    with pytest.raises(CheckpointError, match=r"no space on disk for checkpoint .*step-1"):
+    with pytest.raises(CheckpointError, match=r"checkpoint .*step-1/state: .* is not enough;"):
         extend_checkpoint(tmp_path / "step-1", full)
     assert snapshot(tmp_path) == before
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
+
+
+def test_what_a_state_needs_is_the_size_of_another_state_and_more_than_is_free(
+    tmp_path, monkeypatch
+):
+    for name, size in (("step-1", 2048), ("step-2", 10), ("step-3", 1500)):
+        write_checkpoint(tmp_path, name, fill(a=b"x" * 2**20), {})
+        if name != "step-3":
+            extend_checkpoint(tmp_path / name, fill(state__learner=b"x" * size))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1024))
+    expected = r"step-3/state: 1\.0 KiB free, about 2\.0 KiB needed, the size of step-1/state;"
+    with pytest.raises(CheckpointError, match=expected):
+        extend_checkpoint(tmp_path / "step-3", write_to_full_device)
 
 
 def test_a_full_disk_at_the_manifest_is_explained_too(tmp_path, monkeypatch):

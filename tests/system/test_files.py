@@ -1,6 +1,7 @@
 """Atomic writes: a reader finds the old or the new content, also after an error."""
 
 import errno
+import json
 import os
 import shutil
 import sqlite3
@@ -12,12 +13,14 @@ import pytest
 from safetensors.numpy import save_file
 from tests.harness.permissions import modes, public_folder, umask, without_rights
 
+from rlforge.errors import DamagedError, RlforgeError
 from rlforge.system.files import (
     atomic_path,
     atomic_write,
     new_folder,
     open_database,
     readable_size,
+    reading,
     says_full_disk,
     unreadable,
 )
@@ -159,3 +162,33 @@ def test_each_of_many_that_make_a_folder_at_once_gets_its_own(tmp_path):
         "2026-01-01",
         *(f"2026-01-01.{number}" for number in range(1, 40)),
     }
+
+
+def test_a_write_that_fails_names_the_file_and_not_the_hidden_one(tmp_path):
+    target = tmp_path / "gone" / "report.html"
+    with pytest.raises(FileNotFoundError) as caught:
+        atomic_write(target, "x")
+    assert caught.value.filename == str(target)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(b"", "it is empty"), (b"\xff", "not UTF-8"), (b"{}", "it has no step"), (b"[1", "Expect")],
+)
+def test_what_is_read_is_named_with_its_damage_and_the_mend(tmp_path, content, why):
+    file = tmp_path / "x.json"
+    file.write_bytes(content)
+    expected = rf"x\.json is damaged \({why}.*\); ask for a copy"
+    with pytest.raises(DamagedError, match=expected), reading(file, "ask for a copy"):
+        json.loads(file.read_bytes().decode())["step"]
+
+
+@pytest.mark.parametrize("error", [RlforgeError("older"), FileNotFoundError("x")])
+def test_errors_that_say_more_than_damage_pass_a_reading(tmp_path, error):
+    with pytest.raises(type(error)) as caught, reading(tmp_path / "x"):
+        raise error
+    assert caught.value is error
+    denied = PermissionError(13, "Permission denied")
+    with pytest.raises(PermissionError) as caught, reading(tmp_path / "x"):
+        raise denied
+    assert caught.value.filename == str(tmp_path / "x")

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from rlforge.errors import RunError, first_line
+from rlforge.errors import RunError
 from rlforge.samples import Sample, TrainBatch
-from rlforge.system.files import atomic_path
+from rlforge.system.files import atomic_path, reading
 from rlforge.system.values import Codec, writable
 from rlforge.types import value
 
@@ -80,47 +80,43 @@ def write_batch(
 
 
 def read_batch(path: Path) -> TrainBatch:
-    """Batch that ``write_batch`` wrote, field for field."""
-    rows, about = _read(path)
-    return TrainBatch(
-        samples=tuple(map(_SAMPLES.decode, rows)),
-        whole_episodes=about["whole_episodes"],
-        dropped_stale=about["dropped_stale"],
-    )
+    """Batch that ``write_batch`` wrote, field for field; DamagedError where it is damaged."""
+    with reading(path, "put a copy in its place"):
+        rows, about = _read(path)
+        return TrainBatch(
+            samples=tuple(map(_SAMPLES.decode, rows)),
+            whole_episodes=about["whole_episodes"],
+            dropped_stale=about["dropped_stale"],
+        )
 
 
 def read_samples(path: Path) -> list[ShownSample]:
     """Samples that ``write_batch`` wrote, with their texts.
 
-    Raises RunError where it wrote none, as in files of earlier versions.
+    Raises RunError where it wrote none, as in files of earlier versions, and DamagedError.
     """
-    rows, _ = _read(path, mend="; name another update")
-    if any(row.get("prompt") is None for row in rows):
-        raise RunError(
-            f"{path} has token ids only, no text of prompts and answers: it was written by an "
-            "earlier version of rlforge"
-        )
-    return [
-        ShownSample(sample=_SAMPLES.decode(row), **{name: row[name] for name in READABLE})
-        for row in rows
-    ]
+    with reading(path, "name another update"):
+        rows, _ = _read(path)
+        if any(row.get("prompt") is None for row in rows):
+            raise RunError(
+                f"{path} has token ids only, no text of prompts and answers: it was written by an "
+                "earlier version of rlforge"
+            )
+        return [
+            ShownSample(sample=_SAMPLES.decode(row), **{name: row[name] for name in READABLE})
+            for row in rows
+        ]
 
 
 _Rows = list[dict[str, Any]]
 
 
-def _read(path: Path, mend: str = "") -> tuple[_Rows, dict[str, Any]]:
-    try:
-        if path.suffix == ".csv":
-            rows, about = _read_csv(path)
-        else:
-            table = pq.read_table(path)
-            rows, about = table.to_pylist(), json.loads(table.schema.metadata[_BATCH_KEY])
-    # A file that is missing is not damaged: its reader says so.
-    except FileNotFoundError:
-        raise
-    except (pa.ArrowException, OSError) as error:
-        raise RunError(f"{path} is damaged ({first_line(error)}){mend}") from error
+def _read(path: Path) -> tuple[_Rows, dict[str, Any]]:
+    if path.suffix == ".csv":
+        rows, about = _read_csv(path)
+    else:
+        table = pq.read_table(path)
+        rows, about = table.to_pylist(), json.loads(table.schema.metadata[_BATCH_KEY])
     for row in rows:
         # Earlier versions learned from games only, and wrote the origin under this name.
         if "game_id" in row:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import traceback
 from typing import Annotated, Any, NoReturn
@@ -12,9 +13,9 @@ from typer.core import TyperGroup
 
 from rlforge import __version__
 from rlforge.cli import discover, examine, games, runs, watch
-from rlforge.cli.messages import wrong_usage
+from rlforge.cli.messages import shortened, wrong_usage
 from rlforge.config.plugins import COMMANDS
-from rlforge.errors import RlforgeError
+from rlforge.errors import ConfigError, RlforgeError
 from rlforge.system import signals
 from rlforge.system.files import says_full_disk
 from rlforge.system.folders import ensure_home
@@ -23,12 +24,28 @@ from rlforge.system.packages import extra_of
 
 
 class _Commands(TyperGroup):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        # What a script leaves where a variable is not set would be taken for the current folder.
+        empty = [place for place, word in enumerate(args) if not word or _NO_VALUE.fullmatch(word)]
+        if empty and not ctx.resilient_parsing:
+            before = " ".join(["rlforge", *args[: empty[0]]])
+            raise ConfigError(
+                f"{args[empty[0]] or 'the argument'} after {shortened(before)!r} is empty: give it "
+                "a value, or leave it out"
+            )
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:
             # Typer would make an exception of it that has no text and prints an empty line.
             raise _StoppedError(*interrupt.args) from interrupt
+
+
+#: An option whose value is empty.
+_NO_VALUE = re.compile(r"--[\w-]+=")
 
 
 class _StoppedError(Exception):
@@ -136,11 +153,11 @@ def _told(error: BaseException) -> int:
     """Print an error that users can mend; raise any other."""
     match error:
         case RlforgeError():
-            typer.echo(f"rlforge: {error}", err=True)
+            typer.echo(f"rlforge: {shortened(str(error))}", err=True)
             return error.exit_code
         case typer.TyperException():
             if error.format_message():  # without one, help is printed already
-                typer.echo(f"rlforge: {wrong_usage(error)}", err=True)
+                typer.echo(f"rlforge: {shortened(wrong_usage(error))}", err=True)
             return error.exit_code
         case ModuleNotFoundError() if extra := extra_of((error.name or "").partition(".")[0]):
             lacks = (error.name or "").partition(".")[0]
@@ -148,7 +165,7 @@ def _told(error: BaseException) -> int:
             typer.echo(f"rlforge: {lacks} is not installed; {install}", err=True)
             return 2
         case OSError():  # no permission, a directory in a file's place, a full disk
-            typer.echo(f"rlforge: {_of_the_system(error)}", err=True)
+            typer.echo(f"rlforge: {shortened(_of_the_system(error))}", err=True)
             return 1
     raise error
 

@@ -69,6 +69,20 @@ def _metavar(argument: Any) -> str:
     return name if argument.required or name.startswith("[") else f"[{name}]"
 
 
+#: Longer words are cut in messages; paths of people and programs are shorter.
+_LONGEST = 400
+
+
+def shortened(text: str) -> str:
+    """``text`` with the beginning and the end of words that are too long to be read.
+
+    Example:
+        >>> len(shortened(f"no run directory {5000 * 'x'}; name another"))
+        334
+    """
+    return re.sub(rf"\S{{{_LONGEST},}}", lambda word: f"{word[0][:200]}…{word[0][-100:]}", text)
+
+
 def wrapped(text: str, *, indent: int = 0) -> list[str]:
     """Lines of at most the terminal's width; no path or name is broken."""
     space = " " * indent

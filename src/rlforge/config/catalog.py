@@ -52,7 +52,7 @@ def catalog(subject: str) -> Catalog:
     # Some names end in an s of their own, as ``rewards``.
     name = subject if subject in known else subject.removesuffix("s")
     folder = conf_dir() / name
-    if folder.is_dir():
+    if name in known and folder.is_dir():
         options = tuple(
             Choice(name=path.stem, about=first_sentence(path))
             for path in sorted(folder.glob("*.yaml"))

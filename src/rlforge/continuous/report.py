@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 
 from rlforge.show.formatting import count, duration, number, percent, points
 from rlforge.show.report import curves
@@ -11,6 +12,7 @@ from rlforge.show.report.charts import COLOURS, NOISE, Chart, Series
 from rlforge.show.report.data import Row, RunData
 from rlforge.show.report.page import render
 from rlforge.statistics import significant, wilson_interval
+from rlforge.system.files import reading
 from rlforge.types import value
 
 #: Figures of a comparison: label and format.
@@ -49,7 +51,19 @@ class Change:
     sure: bool
 
 
+#: What the page shows of every window.
+_SHOWN = (
+    *("reason", "version", "players", "agents", "trajectories", "avg_reward", "high_score_count"),
+    *("training_loss", "kl_divergence", "duration_minutes", "deployment_success"),
+    *("batch/trained_decisions", "reward_difference_low", "reward_difference_high"),
+)
+
+
 def page(run: RunData) -> str:
+    """The page of a run; DamagedError for a window without what the page shows of every one."""
+    with reading(run.paths.windows, "put a copy in its place, or remove the line of that window"):
+        for row in run.windows:
+            itemgetter(*_SHOWN)(row)
     return render(
         "continuous/report.html.jinja",
         run=run,

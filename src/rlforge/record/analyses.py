@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rlforge.record.files import RunPaths, read_json, write_json
-from rlforge.system.values import from_json, to_json
+from rlforge.record.files import RunPaths, read_json, value_in, write_json
+from rlforge.system.values import to_json
 from rlforge.types import value
 
 # Ids of games of datasets may have slashes.
@@ -103,6 +103,6 @@ def write_analysis(run_dir: Path, analysis: Analysis) -> Path:
 
 
 def read_analyses(run_dir: Path) -> list[Analysis]:
-    """The analyses of a run, by game. Raises RlforgeError for a damaged file."""
+    """The analyses of a run, by game. Raises DamagedError for a damaged file."""
     files = sorted(RunPaths(root=run_dir).analyses.glob("*.json"))
-    return [from_json(Analysis, read_json(file)) for file in files]
+    return [value_in(Analysis, read_json(file), file) for file in files]

@@ -16,14 +16,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from rlforge.errors import RlforgeError, check_type, nearest
-from rlforge.system.files import atomic_write
+from rlforge.errors import RlforgeError, check_type, first_line, nearest
+from rlforge.system.files import atomic_write, reading
+from rlforge.system.output import crashes_to_stderr
 from rlforge.system.values import from_json, json_ready
 from rlforge.types import value
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_STEP: Mapping[str, type] = {"step": int}
+#: What readers rely on in each line of a growing file.
+_FIELDS: Mapping[str, Mapping[str, type]] = {
+    **dict.fromkeys(("metrics.jsonl", "evals.jsonl", "exact.jsonl", "sentinel.jsonl"), _STEP),
+    **dict.fromkeys(("ratings.jsonl", "scalars.jsonl", "digests.jsonl"), _STEP),
+    "windows.jsonl": {"window": int, "window_id": str},
+}
 
 
 class RunFile:
@@ -102,8 +111,19 @@ class RunPaths:
 
     def is_run(self) -> bool:
         """Whether a file is there that runs write, and no service keeps its state there."""
-        marks = (self.config, self.progress, self.summary, self.metrics)
-        return any(mark.is_file() for mark in marks) and not self.is_service()
+        return any(mark.is_file() for mark in self._marks()) and not self.is_service()
+
+    def last_written(self) -> float:
+        """When the run was started or last recorded something, in seconds since 1970."""
+        # Not the time of the folder: a report, a deployment or a user's own file changes that.
+        times = [0.0]
+        for mark in self._marks():
+            with contextlib.suppress(FileNotFoundError):
+                times.append(mark.stat().st_mtime)
+        return max(times)
+
+    def _marks(self) -> tuple[Path, ...]:
+        return (self.config, self.progress, self.summary, self.metrics)
 
     def is_service(self) -> bool:
         """Whether a service keeps its state there, with a configuration that begins as no run's."""
@@ -124,6 +144,8 @@ def create_run(run_dir: Path | str) -> RunPaths:
 def open_run(run_dir: Path | str) -> RunPaths:
     """The paths of an existing run; RlforgeError with the nearest runs for none."""
     check_type(run_dir, str, os.PathLike, what="a run is named by its directory")
+    if not os.fspath(run_dir):
+        raise RlforgeError("the name of a run is empty; name its directory")
     paths = RunPaths(root=Path(run_dir))
     if paths.is_run():
         return paths
@@ -151,14 +173,15 @@ def short(path: Path) -> Path:
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """Run directories below ``folder``, newest first."""
-    found = [  # jobs of sweeps are three levels below runs/
-        path
-        for pattern in ("*", "*/*", "*/*/*")
-        for path in folder.glob(pattern)
-        if path.is_dir() and RunPaths(root=path).is_run()
-    ]
-    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+    """Run directories below ``folder``, the one that was last written first."""
+    found: dict[Path, float] = {}
+    for pattern in ("*", "*/*", "*/*/*"):  # jobs of sweeps are three levels below runs/
+        for path in folder.glob(pattern):
+            # A folder that is another user's own must not hide the others.
+            with contextlib.suppress(PermissionError):
+                if path.is_dir() and (run := RunPaths(root=path)).is_run():
+                    found[path] = run.last_written()
+    return sorted(found, key=found.__getitem__, reverse=True)
 
 
 def _suggest_runs(wanted: Path) -> str:
@@ -192,7 +215,7 @@ def open_log(name: str, run_dir: Path | str) -> contextlib.ExitStack:
     root.propagate = False
     # faulthandler keeps the descriptor: it lets go of it before the file is closed.
     crashes = stack.enter_context((logs / f"{name}.crash.log").open("w", encoding="utf-8"))
-    stack.callback(_crashes_to_stderr if faulthandler.is_enabled() else faulthandler.disable)
+    stack.callback(crashes_to_stderr if faulthandler.is_enabled() else faulthandler.disable)
     faulthandler.enable(crashes)
     root.info("%s started as process %d", name, os.getpid())
     return stack
@@ -216,13 +239,6 @@ class _LogFile(logging.FileHandler):
             self.handleError(None)
 
 
-def _crashes_to_stderr() -> None:
-    # Where Python itself writes them; some notebooks and services have no such file.
-    faulthandler.disable()
-    with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
-        faulthandler.enable(sys.__stderr__)  # type: ignore[arg-type]  # None without a terminal
-
-
 # ---------------------------------------------------------------- JSON
 
 
@@ -240,16 +256,25 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in ``path``, empty where there is no file; RlforgeError if it is damaged."""
+    """The object in ``path``, empty where there is no file; DamagedError if it is damaged."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        with reading(path):
+            data: dict[str, Any] = dict(_object(json.loads(path.read_bytes().decode())))
     except FileNotFoundError:
         return {}
-    except ValueError as error:
-        raise RlforgeError(f"{path} is damaged ({error}); remove it and try again") from error
-    if not isinstance(data, dict):
-        raise RlforgeError(f"{path} is damaged (an object is expected); remove it and try again")
     return data
+
+
+def _object(data: Any) -> Mapping[str, Any]:
+    if not isinstance(data, dict):
+        raise ValueError("no object")
+    return data
+
+
+def value_in(cls: type[T], data: Any, path: Path) -> T:
+    """The value of what was read from ``path``; DamagedError where it is none."""
+    with reading(path):
+        return from_json(cls, data)
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -264,18 +289,14 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def read_values(cls: type[T], path: Path) -> list[T]:
-    """Values in ``path``, as ``read_jsonl``; RlforgeError for a line that is none."""
+    """Values in ``path``, as ``read_jsonl``; DamagedError for a line that is none."""
     return values_in(cls, read_jsonl(path), path)
 
 
 def values_in(cls: type[T], rows: Sequence[Mapping[str, Any]], path: Path) -> list[T]:
     """Values of lines that were read from ``path``; raises as ``read_values``."""
-    try:
+    with reading(path, "remove the line, which is counted from 0, and try again"):
         return from_json(list[cls], rows)  # type: ignore[valid-type]
-    except ValueError as error:
-        raise RlforgeError(
-            f"{path} is damaged ({error}, counted from 0); remove the line and try again"
-        ) from error
 
 
 def read_intact(path: Path) -> tuple[list[dict[str, Any]], str | None]:
@@ -292,6 +313,7 @@ def read_intact(path: Path) -> tuple[list[dict[str, Any]], str | None]:
     """
     if not path.is_file():
         return [], None
+    fields = _FIELDS.get(path.name, {})
     # After the last newline is what is being written, or what a crash cut short.
     *lines, _unfinished = path.read_bytes().split(b"\n")
     rows: list[dict[str, Any]] = []
@@ -299,16 +321,17 @@ def read_intact(path: Path) -> tuple[list[dict[str, Any]], str | None]:
     for number, line in enumerate(lines, start=1):
         try:
             # Line by line: bytes that are no UTF-8 must not hide the intact lines.
-            row = json.loads(line.decode())
+            row = _object(json.loads(line.decode()))
         except UnicodeDecodeError:
             damaged.append((number, "not UTF-8"))
-        except ValueError as error:
-            damaged.append((number, str(error)))
+        except (ValueError, RecursionError) as error:
+            damaged.append((number, first_line(error)))
         else:
-            if isinstance(row, dict):
-                rows.append(row)
+            lacking = [key for key, kind in fields.items() if not isinstance(row.get(key), kind)]
+            if lacking:
+                damaged.append((number, f"no {lacking[0]}"))
             else:
-                damaged.append((number, "no object"))
+                rows.append(dict(row))
     if not damaged:
         return rows, None
     number, why = damaged[0]

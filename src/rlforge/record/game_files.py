@@ -10,9 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rlforge.errors import RlforgeError
 from rlforge.record.files import RunPaths
-from rlforge.system.files import atomic_path
+from rlforge.system.files import atomic_path, reading
 from rlforge.system.values import Codec
 from rlforge.types import EndReason, GameRecord, GameSpec, Purpose, value
 
@@ -128,27 +127,26 @@ def _rows_of(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        with pq.ParquetFile(chunk) as file:
-            if wanted is None:
-                table = file.read(columns)
-            else:  # most chunks have none, and their turns need not be read
-                found = [wanted(row) for row in file.read(["game_id", "purpose"]).to_pylist()]
-                if not any(found):
-                    return []
-                table = file.read(columns).filter(pa.array(found))
-    except (pa.ArrowException, OSError) as error:
-        raise RlforgeError(
-            f"{chunk} is damaged ({error}); remove it to read the other games"
-        ) from error
+    with pq.ParquetFile(chunk) as file:
+        if wanted is None:
+            table = file.read(columns)
+        else:  # most chunks have none, and their turns need not be read
+            found = [wanted(row) for row in file.read(["game_id", "purpose"]).to_pylist()]
+            if not any(found):
+                return []
+            table = file.read(columns).filter(pa.array(found))
     rows: list[dict[str, Any]] = table.to_pylist()
     return rows
+
+
+#: What a user can do about a damaged chunk.
+_MEND = "move it away to read the other games"
 
 
 def read_games(
     run_dir: Path | str, game_ids: Collection[str] | None = None, purpose: Purpose | None = None
 ) -> Iterator[GameRecord]:
-    """The finished games of these ids and this purpose, oldest first; RlforgeError if damaged."""
+    """The finished games of these ids and this purpose, oldest first; DamagedError if damaged."""
     if game_ids is not None and not game_ids:
         return  # nothing is wanted: no file is opened
     ids = None if game_ids is None else {*game_ids}
@@ -157,8 +155,9 @@ def read_games(
         return (ids is None or row["game_id"] in ids) and purpose in (None, row["purpose"])
 
     for chunk in _chunks(run_dir):
-        for row in _rows_of(chunk, wanted=wanted):
-            yield _GAMES.decode(row)
+        with reading(chunk, _MEND):
+            games = [_GAMES.decode(row) for row in _rows_of(chunk, wanted=wanted)]
+        yield from games
 
 
 @value
@@ -177,7 +176,7 @@ class GameIndex:
 def index_games(run_dir: Path | str) -> list[GameIndex]:
     """All finished games without turns and ``spec.past``, oldest first.
 
-    Raises RlforgeError for a damaged file.
+    Raises DamagedError for a damaged file.
     """
     own = ("game_id", "seed", "group_id")
     # Reading past turns would undo what reading no turns saves.
@@ -186,12 +185,17 @@ def index_games(run_dir: Path | str) -> list[GameIndex]:
     columns, specs = [*(f"spec.{part}" for part in parts), *others], Codec(GameSpec)
     # Thousands of games have all but their ``own`` in common: it is decoded once.
     decoded: dict[bytes, GameSpec] = {}
-    index = []
-    for row in (row for chunk in _chunks(run_dir) for row in _rows_of(chunk, columns)):
+
+    def indexed(row: dict[str, Any]) -> GameIndex:
         spec, rewards = row.pop("spec"), dict(row.pop("rewards"))
         common = marshal.dumps({name: part for name, part in spec.items() if name not in own})
         if common not in decoded:
             decoded[common] = specs.decode(spec)
         spec = dataclasses.replace(decoded[common], **{name: spec[name] for name in own})
-        index.append(GameIndex(spec=spec, rewards=rewards, **row))
+        return GameIndex(spec=spec, rewards=rewards, **row)
+
+    index: list[GameIndex] = []
+    for chunk in _chunks(run_dir):
+        with reading(chunk, _MEND):
+            index += map(indexed, _rows_of(chunk, columns))
     return sorted(index, key=lambda game: game.written_at)

@@ -38,7 +38,7 @@ def choose(games: Sequence[GameIndex]) -> dict[str, GameIndex]:
 
 
 def sample_turns(run: RunPaths) -> list[dict[str, Any]]:
-    """Rows of the turns of the games of ``choose``; RlforgeError for a damaged file."""
+    """Rows of the turns of the games of ``choose``; DamagedError for a damaged file."""
     titles = {game.spec.game_id: title for title, game in choose(index_games(run.root)).items()}
     records = {record.spec.game_id: record for record in read_games(run.root, list(titles))}
     return [

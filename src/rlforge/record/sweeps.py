@@ -6,14 +6,20 @@ further ones for each (``jobs``; null where the sweeper chooses them as it goes)
 
 from __future__ import annotations
 
+import logging
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from rlforge.errors import DamagedError
 from rlforge.record.files import RunPaths, read_json, runs_below, write_json
 from rlforge.record.status import read_summary
+from rlforge.system.files import reading
 from rlforge.system.locks import RunLock
 from rlforge.types import value
+
+log = logging.getLogger(__name__)
 
 SWEEP_FILE = "sweep.json"
 #: In the folder of a job that failed: why.
@@ -72,15 +78,33 @@ def is_sweep(folder: Path) -> bool:
 
 def under_way(folder: Path) -> bool:
     """Whether the run or sweep of a folder, or a run below it, goes on."""
-    runs = [RunPaths(root=path) for path in (folder, *runs_below(folder))]
-    running = any(read_summary(run).get("status") == "running" for run in runs)
+    folders = [folder, *runs_below(folder)]
     # Between two jobs no run goes on, but the sweep holds the lock of its folder.
-    return running or RunLock(folder).held() is True
+    return any(RunLock(each).held() is True or _runs(RunPaths(root=each)) for each in folders)
+
+
+def _runs(run: RunPaths) -> bool:
+    try:
+        return bool(read_summary(run).get("status") == "running")
+    except DamagedError:  # which ``compare`` shows
+        return False
+
+
+def read_sweep(folder: Path) -> dict[str, Any]:
+    """``sweep.json``, empty where there is none, and with a line in the log where it is damaged."""
+    file = folder / SWEEP_FILE
+    try:
+        with reading(file):
+            sweep = read_json(file)
+            return {key: sweep[key] for key in ("shared", "jobs")} if sweep else {}
+    except DamagedError as error:  # it must not hide the jobs, which are there without it
+        log.warning("%s", error)
+        return {}
 
 
 def job_of(run_dir: Path, overrides: Sequence[str] = ()) -> Job | None:
     """The job of a run directory, or None. overrides: all of it, before command.txt has them."""
-    sweep = read_json(run_dir.absolute().parent / SWEEP_FILE)
+    sweep = read_sweep(run_dir.absolute().parent)
     if not sweep or not run_dir.name.isdigit():
         return None
     number, jobs = int(run_dir.name), sweep["jobs"]
@@ -89,8 +113,9 @@ def job_of(run_dir: Path, overrides: Sequence[str] = ()) -> Job | None:
     file = RunPaths(root=run_dir).command
     if not overrides and file.is_file():
         # The first line started the run; ``--option=value`` is no override.
-        first, *_ = file.read_text(encoding="utf-8").splitlines()
-        overrides = [word for word in shlex.split(first) if "=" in word and word[0] != "-"]
+        with reading(file):
+            first, *_ = file.read_text(encoding="utf-8").splitlines()
+            overrides = [word for word in shlex.split(first) if "=" in word and word[0] != "-"]
     own = tuple(one for one in overrides if one not in sweep["shared"])
     return Job(number=number, total=None, overrides=own)
 
@@ -109,7 +134,7 @@ def members(folder: Path) -> list[Path]:
 
 def all_jobs(folder: Path) -> list[Path]:
     """The ``members`` of a sweep, and its jobs that have not started."""
-    jobs = read_json(folder / SWEEP_FILE).get("jobs") or ()
+    jobs = read_sweep(folder).get("jobs") or ()
     waiting = [folder / str(number) for number in range(len(jobs))]
     return sorted({*members(folder), *waiting}, key=_by_name)
 

@@ -14,6 +14,7 @@ from rlforge.config.sft import SftConfig
 from rlforge.errors import ConfigError, command_line
 from rlforge.kinds import Controller, RunKind, Say
 from rlforge.specs import ActorSpec, learner_node, tracker_node
+from rlforge.system.files import reading
 from rlforge.types import PolicyRef
 
 if TYPE_CHECKING:
@@ -162,8 +163,9 @@ def _training_from(config: SftConfig, run_dir: Path) -> str:
     """The command that trains on from a supervised run, with its experiment, games and model."""
     from rlforge.config.overrides import assignment, key_of, parse_overrides
 
-    first, *_ = (run_dir / "command.txt").read_text(encoding="utf-8").splitlines()
-    _, _, *words = shlex.split(first)
+    with reading(file := run_dir / "command.txt"):
+        first, *_ = file.read_text(encoding="utf-8").splitlines()
+        _, _, *words = shlex.split(first)
     end = words.index("--config-dir") if "--config-dir" in words else len(words)
     given, options = parse_overrides(words[:end]), words[end:]
     kept = [str(one.input_line) for one in given if key_of(one).split(".")[0] in _FOR_GAMES]

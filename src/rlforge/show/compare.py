@@ -19,6 +19,7 @@ from rlforge.record.signals import Signal, ranked
 from rlforge.record.status import read_progress, read_summary
 from rlforge.record.sweeps import FAILED, job_of, members
 from rlforge.show.formatting import duration, number, percent
+from rlforge.system.files import reading
 from rlforge.types import EvalResult, value
 
 #: Keys of config.yaml that say where a run is, not what it is.
@@ -216,9 +217,12 @@ def _read(path: Path) -> _Files:
         file, newest = (run.progress, progress) if _goes_on(summary) else (run.summary, summary)
         signals = values_in(Signal, newest.get("signals", ()), file)
         return _Files(path, config, evals, summary, progress, signals)
-    except RlforgeError as error:
+    except (RlforgeError, OSError) as error:
         # One damaged run must not hide the others.
-        return _Files(path, {}, (), {"status": "damaged"}, {}, problem=str(error))
+        why = str(error)
+        if isinstance(error, OSError):
+            why = f"{error.filename}: {error.strerror}"
+        return _Files(path, {}, (), {"status": "damaged"}, {}, problem=why)
 
 
 def _goes_on(summary: Mapping[str, Any]) -> bool:
@@ -232,10 +236,10 @@ def _settings(path: Path) -> dict[str, str]:
     if not file.is_file():
         return {}
     check_stamp(file)
-    try:
+    with reading(file):
         config = yaml.load(file.read_text(encoding="utf-8"), _LOADER)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RlforgeError(f"{file} is damaged ({str(error).splitlines()[0]})") from error
+        if not isinstance(config, dict):
+            raise ValueError("no keys")
     return {
         key: one if isinstance(one, str) else json.dumps(one, ensure_ascii=False)
         for key, one in _flat(config).items()

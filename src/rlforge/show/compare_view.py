@@ -14,8 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rlforge.record.files import read_json
-from rlforge.record.sweeps import SWEEP_FILE
+from rlforge.record.sweeps import read_sweep
 from rlforge.show.compare import Compared, ComparedRun, Comparison, best_of
 from rlforge.show.formatting import NOTHING, duration, number
 from rlforge.show.panels import STATUS_STYLE, Fitting, Listing
@@ -66,7 +65,7 @@ def listed(comparison: Comparison) -> RenderableType:
 def headline(comparison: Comparison) -> str:
     """Number of jobs or runs, and how they stand."""
     runs = comparison.runs
-    sweep = read_json(Path(comparison.folder) / SWEEP_FILE)
+    sweep = read_sweep(Path(comparison.folder))
     what = "job" if sweep else "run"
     # A sweeper that chooses as it goes does not say how many jobs follow.
     so_far = " so far" if sweep and sweep["jobs"] is None else ""

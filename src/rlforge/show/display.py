@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from rlforge.record.files import open_run
+from rlforge.record.files import open_run, value_in
 from rlforge.record.progress import ExactRow, Progress, WinRateRow
 from rlforge.record.status import read_progress, read_summary, why_it_ended
 from rlforge.record.sweeps import all_jobs, under_way
@@ -25,7 +25,6 @@ from rlforge.show.compare_view import headline, line_of, listed
 from rlforge.show.formatting import duration, number, percent
 from rlforge.show.panels import section
 from rlforge.show.view import progress_view
-from rlforge.system.values import from_json
 
 log = logging.getLogger(__name__)
 
@@ -312,7 +311,8 @@ def monitor(
     console = console or Console()
     if once:
         if data := read_progress(paths):
-            console.print(progress_view(from_json(Progress, data), time.time()))
+            progress = value_in(Progress, data, paths.progress)
+            console.print(progress_view(progress, time.time()))
             if reason := why_it_ended(read_summary(paths)):
                 _print(console, f"{paths.root} {reason}")
         else:
@@ -324,7 +324,7 @@ def monitor(
     ):
         while True:
             if data := read_progress(paths):
-                progress = from_json(Progress, data)
+                progress = value_in(Progress, data, paths.progress)
                 display.show(progress)
                 if progress.status != "running":
                     if reason := why_it_ended(read_summary(paths)):

@@ -147,7 +147,8 @@ def write_checkpoint(
 def extend_checkpoint(path: Path, fill: Callable[[Path], None]) -> Manifest:
     """Add the files that ``fill`` writes to a checkpoint; returns its new manifest."""
     manifest = read_manifest(path, verify=False)
-    with _explain_full_disk(path.parent, path), _temporary(path.parent) as directory:
+    full = _explain_full_disk(path.parent, path, f"{STATE}/")
+    with full, _temporary(path.parent) as directory:
         fill(directory)
         added = _describe(directory)
         taken = sorted(added.keys() & manifest.files.keys())
@@ -247,7 +248,9 @@ def find_checkpoint(root: Path, name: str = LATEST) -> Path:
         own = [path for path in list_checkpoints(root) if policy_in(path.name) == first]
         return own[-1] if own else newest
     path = root / name
-    if not path.is_dir():
+    # Names are compared: a path, such as "..", would lead out of the root.
+    there = {each.name for each in root.iterdir() if each.is_dir()} if root.is_dir() else set()
+    if name not in there:
         names = [entry.name for entry in reversed(list_checkpoints(root)[-3:])]
         known = f"the newest are {', '.join(names)}" if names else "there is none yet"
         raise CheckpointError(f"{path}: no such checkpoint; {known}")
@@ -362,21 +365,28 @@ def _sync_directories(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def _explain_full_disk(root: Path, path: Path) -> Iterator[None]:
+def _explain_full_disk(root: Path, path: Path, part: str = "") -> Iterator[None]:
+    """Say of a full disk how much is free and needed. part: what is added; empty: all files."""
     try:
         yield
     except Exception as error:
         if not says_full_disk(error):
             raise
         free = shutil.disk_usage(root if root.exists() else root.parent).free
-        older = list_checkpoints(root)
-        needed = (
-            f"about {readable_size(read_manifest(older[-1], verify=False).total_size)} needed, "
-            f"the size of {older[-1].name}"
-            if older
-            else "which is not enough"
-        )
+        needed = "which is not enough"
+        for older in reversed(list_checkpoints(root)):
+            try:
+                files = read_manifest(older, verify=False).files
+            except CheckpointError:  # which must not hide that the disk is full
+                continue
+            size = sum(one.size for name, one in files.items() if name.startswith(part))
+            # A checkpoint before its state, or one of a smaller model, needed less than is free.
+            if size > free:
+                like = f"{older.name}/{part}".removesuffix("/")
+                needed = f"about {readable_size(size)} needed, the size of {like}"
+                break
         raise CheckpointError(
-            f"no space on disk for checkpoint {path}: {readable_size(free)} free, {needed}; free "
-            "some, or set learner.keep_checkpoints; older checkpoints are untouched"
+            f"no space on disk for checkpoint {f'{path}/{part}'.removesuffix('/')}: "
+            f"{readable_size(free)} free, {needed}; free some, or set learner.keep_checkpoints; "
+            "older checkpoints are untouched"
         ) from error

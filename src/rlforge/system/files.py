@@ -1,4 +1,7 @@
-"""Atomic writes: a reader finds the old file or the new one, never a part of either."""
+"""Files: written in one step, so that a reader finds the old one or the new, and read.
+
+``reading`` names the file, what is wrong with it and the mend, whatever a decoder raises.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,11 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from rlforge.errors import DamagedError, RlforgeError, first_line
+
+#: What a user can do about a damaged file of a run that it can be read without.
+WITHOUT_IT = "put a copy in its place, or move it away to go on without what it says"
 
 
 def atomic_write(path: Path, content: str | bytes, *, durable: bool = False) -> None:
@@ -49,6 +57,11 @@ def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
         os.replace(work, path)
         if durable:
             sync(path.parent)
+    except OSError as error:
+        # The hidden name says nothing to a user.
+        if error.filename is not None and str(error.filename) == str(work):
+            error.filename, error.filename2 = str(path), None
+        raise
     finally:
         if work.is_dir():
             shutil.rmtree(work, ignore_errors=True)
@@ -89,6 +102,35 @@ def open_database(file: Path, **options: Any) -> sqlite3.Connection:
         os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
     database: sqlite3.Connection = sqlite3.connect(file, **options)
     return database
+
+
+@contextlib.contextmanager
+def reading(file: Path, mend: str = WITHOUT_IT) -> Iterator[None]:
+    """Raise DamagedError, with the mend, for whatever a block that decodes ``file`` raises.
+
+    Errors of rlforge and of the system, which name the file and say more, pass through.
+    """
+    try:
+        yield
+    except (RlforgeError, FileNotFoundError):
+        raise
+    except Exception as error:
+        # Decoders raise errors of any type for bytes that they do not expect. pyarrow's include
+        # OSErrors without a number; in those of the system it leaves out the name of the file.
+        if isinstance(error, OSError) and error.errno is not None:
+            error.filename = error.filename or str(file)
+            raise
+        raise DamagedError(f"{file} is damaged ({_damage(file, error)}); {mend}") from error
+
+
+def _damage(file: Path, error: Exception) -> str:
+    if file.is_file() and not file.stat().st_size:
+        return "it is empty"
+    if isinstance(error, UnicodeDecodeError):
+        return "not UTF-8"
+    if isinstance(error, KeyError):
+        return f"it has no {error.args[0]}"
+    return " ".join(first_line(error).split())
 
 
 def unreadable(path: Path) -> str:

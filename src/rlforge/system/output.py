@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import io
 import sys
 from collections.abc import Iterator
@@ -52,6 +53,16 @@ def _replaced(name: str, stream: io.TextIOWrapper) -> Iterator[None]:
     finally:
         mine.flush()
         setattr(sys, name, stream)
+
+
+def crashes_to_stderr() -> None:
+    """Let a crash in native code print the stack of each thread to standard error, as Python does.
+
+    Does nothing where that is no file, as in some notebooks and services.
+    """
+    faulthandler.disable()
+    with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
+        faulthandler.enable(sys.__stderr__)  # type: ignore[arg-type]  # None without a terminal
 
 
 def flush(stream: Any) -> None:

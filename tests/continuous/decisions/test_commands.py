@@ -11,6 +11,7 @@ import pytest
 from rlforge.cli import main
 from rlforge.continuous.decisions.records import Metadata
 from rlforge.continuous.decisions.store import FILE, TrajectoryStore
+from rlforge.record.files import write_jsonl
 
 from .conftest import Make
 
@@ -61,7 +62,7 @@ def test_the_list_says_why_a_window_is_not_ready(windows, run_dir):
         assert "2024-11-13-11:00 2 2 50% 0.1 no: 0 of 3 learning agents have 5" in words
         assert "outcome" in words
         assert "it is open for" in words
-    (run_dir / "windows.jsonl").write_text('{"window_id": "2024-11-13-12:00"}\n')
+    write_jsonl(run_dir / "windows.jsonl", [{"window": 3, "window_id": "2024-11-13-12:00"}])
     for where in (run_dir, run_dir / "store"):  # a run has trained on it
         _, out, _ = windows("list", where)
         assert "12:00" in out
@@ -129,7 +130,7 @@ def test_each_mistake_has_one_error_message(windows, run_dir, tmp_path):
         (("list", "runs/market/frist"), "no run directory runs/market/frist; did you mean"),
         (
             ("list", tmp_path),
-            "is neither a trajectory store (it has no decisions.sqlite) nor a run",
+            "runs/market/first; nor is it a trajectory store: it has no decisions.sqlite",
         ),
         (("export", run_dir, "out", "--window", "x"), "no window x in "),
         (("export", run_dir, run_dir), "exists already"),

@@ -15,7 +15,7 @@ from rlforge.continuous.decisions.dataset import export_dataset, import_dataset
 from rlforge.continuous.decisions.records import Metadata
 from rlforge.continuous.decisions.store import TrajectoryStore
 from rlforge.errors import RlforgeError, StoreError
-from rlforge.record.files import RunPaths
+from rlforge.record.files import RunPaths, write_jsonl
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_the_dataset_of_a_run_has_scores_explanations_and_metrics_of_windows(
         {"window_id": "2024-11-13-11:00", "avg_reward": 1, "kl_divergence": 0.25},
         {"window_id": "2024-11-13-23:00", "avg_reward": 0.0},
     ]
-    run.windows.write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    write_jsonl(run.windows, [{"window": n, **row} for n, row in enumerate(metrics, 1)])
     export_dataset(store, tmp_path / "out", run_dir=run.root)
     by_id = {row["id"]: row for row in load(tmp_path / "out")["train"]}
     assert by_id[decisions[1].id]["score"] == 0.75

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from rlforge.continuous.config.continuous import StoreConfig
 from rlforge.continuous.decisions.store import FILE, StoreReader, TrajectoryStore, store_folder
-from rlforge.errors import RlforgeError, RunError, StoreError
+from rlforge.errors import DamagedError, RlforgeError, RunError, StoreError
 
 from .conftest import Make
 
@@ -274,12 +274,12 @@ def test_damage_is_named_with_the_mend(tmp_path, make):
     file.write_bytes(b"no database" * 1000)
     for use in uses:
         with pytest.raises(
-            StoreError, match=rf"{FILE} is damaged \(file is not a database\); put a copy"
+            DamagedError, match=rf"{FILE} is damaged \(file is not a database\); put a copy"
         ):
             use()
     state = sound.index(b"\x78\x01")  # begins a compressed text
     file.write_bytes(sound[: state + 9] + bytes([sound[state + 9] ^ 1]) + sound[state + 10 :])
-    with pytest.raises(StoreError, match=rf"{FILE} is damaged \(.*decompress.*\); put a copy"):
+    with pytest.raises(DamagedError, match=rf"{FILE} is damaged \(.*decompress.*\); put a copy"):
         uses[0]()
     file.write_bytes(sound)
     with TrajectoryStore(tmp_path) as store:

@@ -76,7 +76,8 @@ def test_windows_are_curves_of_their_own(tmp_path):
             {"window": window, "policy_reward": window / 4, "reward_difference": window / 8}
             for window in (1, 2, 3)
         ]
-        write_jsonl(run.windows, [{"control_reward": None, **row} for row in rows])
+        usual = {"window_id": "2024-11-13-10:00", "control_reward": None}
+        write_jsonl(run.windows, [{**usual, **row} for row in rows])
     text = text_of(write_comparison(runs_of([tmp_path])))
     assert "reward above the control" in text
     assert "reward of the control" not in text

@@ -33,7 +33,7 @@ def test_a_line_of_no_update_is_left_out_and_said(own_run):
     file = own_run / "metrics.jsonl"
     file.write_text(f'{file.read_text()}{{"a": 1}}\n')
     page = write_report(own_run).read_text()
-    assert f"{file}: lines left out that have no step: 1." in warnings(page)
+    assert f"{file}:7 is damaged (no step) and left out." in warnings(page)
 
 
 def test_a_configuration_that_is_not_utf_8_is_named(own_run):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +27,7 @@ from rlforge.cli.arguments import (
     say,
 )
 from rlforge.cli.runs import start
-from rlforge.errors import ConfigError, RlforgeError, nearest
+from rlforge.errors import ConfigError, DamagedError, RlforgeError, nearest
 
 if TYPE_CHECKING:
     from rlforge.continuous.config.continuous import ContinuousConfig, WindowConfig
@@ -131,7 +132,7 @@ def list_windows(
         return
     now = _now(where, reader, config)
     # Brief: without prompts and answers, which are most of a store.
-    table = _list_table(windows.get(window_id, now, brief=True) for window_id in ids[-last:])
+    table = _list_table(partial(windows.get, now=now, brief=True), ids[-last:])
     Console(width=max(Console().width, _LEAST_WIDTH)).print(table)
     if len(ids) > last:
         typer.echo(f"and {len(ids) - last:,} earlier windows; --last {len(ids)} shows all")
@@ -315,9 +316,9 @@ def _opened_store(where: Path) -> tuple[StoreReader, WindowConfig]:
     try:
         open_run(where)
     except RlforgeError as error:
-        # A folder that is there is not misspelt, so no similar names are listed.
-        what = f"{where} is neither a trajectory store (it has no {FILE}) nor a run"
-        raise ConfigError(what if where.is_dir() else str(error)) from error
+        # What is there may be meant for a store, whose name has no like among those of runs.
+        store = f"; nor is it a trajectory store: it has no {FILE}" if where.is_dir() else ""
+        raise ConfigError(f"{error}{store}") from error
     # A run may keep its store elsewhere.
     config = _settings_of(where)
     folder = store_folder(config.store, where)
@@ -359,13 +360,18 @@ def _check_ids(window_ids: list[str], reader: StoreReader) -> None:
             )
 
 
-def _list_table(windows: Iterable[TrainingWindow]) -> Table:
+def _list_table(read: Callable[[str], TrainingWindow], ids: Iterable[str]) -> Table:
     from rlforge.show.formatting import number, percent
     from rlforge.show.panels import Listing
 
     titles = ("window", "agents", "decisions", "known", "reward", "ready")
     table = Listing(*titles, whole=["window"], left=["ready"])
-    for window in windows:
+    for window_id in ids:
+        try:
+            window = read(window_id)
+        except DamagedError as error:  # it must not hide the others
+            table.add_row(window_id, "", "", "", "", Text(str(error), style="red"))
+            continue
         table.add_row(
             window.id,
             f"{len(window.agents):,}",

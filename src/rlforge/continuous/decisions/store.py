@@ -19,8 +19,15 @@ from typing import Any, Self
 from rlforge.continuous.config.continuous import StoreConfig
 from rlforge.continuous.decisions.columns import decision_row, outcome_row, to_decisions
 from rlforge.continuous.decisions.records import Decision, DecisionOutcome
-from rlforge.errors import StoreError
-from rlforge.system.files import open_database, readable_size, says_full_disk, sync
+from rlforge.errors import DamagedError, StoreError
+from rlforge.system.files import (
+    open_database,
+    readable_size,
+    reading,
+    says_full_disk,
+    sync,
+    unreadable,
+)
 from rlforge.system.locks import RunLock
 
 #: The database in the folder of a store, and what stores of earlier versions have instead.
@@ -66,6 +73,9 @@ _WINDOW_IDS = """
 #: Seconds that a call waits for another process to release the file.
 _PATIENCE_S = 10.0
 
+#: What a user can do about a damaged store.
+_MEND = "put a copy in its place, or try sqlite3's .recover on it"
+
 Row = Mapping[str, Any]
 
 
@@ -94,7 +104,7 @@ def check_store(root: Path) -> None:
 class StoreReader:
     """The decisions in the folder ``root`` at each query. Threads may share a reader.
 
-    Raises StoreError for what is no store of this version, is damaged or cannot be used.
+    Raises StoreError for what is no store of this version or cannot be used, and DamagedError.
     """
 
     def __init__(self, root: Path | str) -> None:
@@ -111,7 +121,7 @@ class StoreReader:
 
         brief: without states, prompts and answers, in a fifth of the time.
         """
-        return to_decisions(self.rows(window_id, brief=brief))
+        return self._decisions(self.rows(window_id, brief=brief))
 
     def rows(self, window_id: str | None = None, *, brief: bool = False) -> list[Row]:
         """``decisions`` in the form of ``columns.decision_row``."""
@@ -123,11 +133,15 @@ class StoreReader:
         """The newest ``count`` decisions before a time with known outcome, in order of time."""
         newest = "ORDER BY windowId DESC, timestamp DESC, id DESC LIMIT ?"
         rows = self._rows(f"{_SELECT} WHERE complete AND timestamp < ? {newest}", before, count)
-        return to_decisions(rows[::-1])
+        return self._decisions(rows[::-1])
+
+    def _decisions(self, rows: Sequence[Row]) -> list[Decision]:
+        with reading(self._file, _MEND):
+            return to_decisions(rows)
 
     def _rows(self, query: str, *given: Any) -> list[Row]:
         found = _read(self._file, query, *given)
-        with errors_explained(self._file):
+        with reading(self._file, _MEND):
             return [_row(cells) for cells in found]
 
 
@@ -213,10 +227,10 @@ class TrajectoryStore(StoreReader):
 
 @contextlib.contextmanager
 def errors_explained(target: Path) -> Iterator[None]:
-    """Turn errors of SQLite and of a full disk, while ``target`` is used, into StoreErrors."""
+    """Name ``target`` in errors of SQLite and of a full disk, while it is used."""
     try:
         yield
-    except (OSError, sqlite3.Error, zlib.error) as error:
+    except (OSError, sqlite3.Error) as error:
         if says_full_disk(error):
             folder = next(path for path in (target, *target.absolute().parents) if path.exists())
             free = readable_size(shutil.disk_usage(folder).free)
@@ -227,11 +241,9 @@ def errors_explained(target: Path) -> Iterator[None]:
         if isinstance(error, OSError):
             raise
         if isinstance(error, sqlite3.OperationalError):
-            raise StoreError(f"{target} cannot be used: {error}") from error
-        raise StoreError(
-            f"{target} is damaged ({error}); put a copy in its place, or try sqlite3's .recover "
-            "on it"
-        ) from error
+            denied = unreadable(target)
+            raise StoreError(denied or f"{target} cannot be used: {error}") from error
+        raise DamagedError(f"{target} is damaged ({error}); {_MEND}") from error
 
 
 def _make_folder(root: Path) -> None:

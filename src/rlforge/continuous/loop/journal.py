@@ -15,12 +15,12 @@ from rlforge.continuous.decisions.columns import digest_of_decisions
 from rlforge.continuous.decisions.records import Decision, TrainingWindow
 from rlforge.continuous.decisions.store import StoreReader, store_folder
 from rlforge.continuous.ruler.base import DecisionScores
-from rlforge.errors import RunError
+from rlforge.errors import DamagedError, RunError
 from rlforge.record.digests import digest_of
 from rlforge.record.files import RunPaths, read_json, read_jsonl, write_json
 from rlforge.record.recorded import Check, Recorded, Say
 from rlforge.record.status import is_done
-from rlforge.system.files import open_database
+from rlforge.system.files import open_database, reading
 from rlforge.types import value
 
 #: In order. ``begun``: the simulation's state that the window starts from is saved. ``collected``:
@@ -28,6 +28,9 @@ from rlforge.types import value
 #: version is a checkpoint, or there is none. ``deployed``: it serves, or was refused. ``done``: the
 #: window's metrics are recorded.
 PHASES = ("begun", "collected", "scored", "trained", "deployed", "done")
+
+#: What a user can do about a damaged file that the run needs to go on.
+_MEND = "put a copy in its place, and go on with --resume"
 
 
 @value
@@ -106,10 +109,11 @@ class Journal:
             rows = self._database.execute(statement, values).fetchall()
         except sqlite3.Error as error:
             raise self._failed(error) from error
-        return [
-            Entry(number=number, window_id=window_id, phase=phase, facts=json.loads(facts))
-            for number, window_id, phase, facts in rows
-        ]
+        with reading(self._path, _MEND):
+            return [
+                Entry(number=number, window_id=window_id, phase=phase, facts=json.loads(facts))
+                for number, window_id, phase, facts in rows
+            ]
 
     def _failed(self, error: sqlite3.Error) -> RunError:
         return RunError(
@@ -143,12 +147,13 @@ class ScoreFiles:
         content = read_json(path)
         if not content:
             raise RunError(f"{path} is missing: restore it to go on with this window")
-        found = [content["scores"].get(decision.id, {}) for decision in window.decisions]
-        return DecisionScores(
-            values=tuple(entry.get("score") for entry in found),
-            explanations=tuple(entry.get("explanation", "") for entry in found),
-            metrics=content["metrics"],
-        )
+        with reading(path, _MEND):
+            found = [content["scores"].get(decision.id, {}) for decision in window.decisions]
+            return DecisionScores(
+                values=tuple(entry.get("score") for entry in found),
+                explanations=tuple(entry.get("explanation", "") for entry in found),
+                metrics=content["metrics"],
+            )
 
     def delete(self, window_ids: Collection[str]) -> None:
         for window_id in window_ids:
@@ -156,10 +161,18 @@ class ScoreFiles:
 
 
 def check_windows_left(run_dir: Path, windows: int | None) -> None:
-    """Raise RunError when the run has done all ``windows`` and ended by itself."""
-    journal = Journal(run_dir / "journal.sqlite")
-    done = journal.done()
+    """Raise RunError when the run has done all ``windows`` and ended by itself.
+
+    Raises DamagedError where the journal lacks windows that are recorded.
+    """
+    file, noted = run_dir / "journal.sqlite", read_jsonl(RunPaths(root=run_dir).windows)
+    journal = Journal(file)
+    begun, done = len(journal.entries()), journal.done()
     journal.close()
+    # The run would begin again, and train on its windows once more.
+    if begun < len(noted):
+        lacks = f"it has {begun} windows, and windows.jsonl has {len(noted)}"
+        raise DamagedError(f"{file} is damaged ({lacks}); {_MEND}")
     # A run that was killed after its last window still has to measure what it reached.
     ended = is_done(RunPaths(root=run_dir))
     if ended and windows is not None and done >= windows:
@@ -187,13 +200,14 @@ class RecordedWindows(Recorded):
         problems, notes, checked = list[str](), list[str](), 0
         store = StoreReader(store_folder(self.config.store, self.dir))
         here = set(store.window_ids())
-        gone = [row["window_id"] for row in self.steps.values() if row["window_id"] not in here]
+        steps = [row for row in self.steps.values() if "window_id" in row]
+        gone = [row["window_id"] for row in steps if row["window_id"] not in here]
         # With ``keep_windows`` old windows are deleted on purpose.
         if gone and self.config.store.keep_windows is None:
             problems.append(f"window {gone[0]} is missing")
         elif gone:
             notes.append("windows that store.keep_windows has deleted are left out")
-        kept = (row for row in self.steps.values() if row["window_id"] in here)
+        kept = (row for row in steps if row["window_id"] in here)
         for row in self.some(kept, _WINDOWS):
             checked += 1
             decisions = store.decisions(window_id=row["window_id"])
@@ -203,10 +217,10 @@ class RecordedWindows(Recorded):
 
     def _differences(self, row: Mapping[str, Any], decisions: Sequence[Decision]) -> Iterator[str]:
         where = f"window {row['window_id']}"
-        if digest_of_decisions(decisions) != row["decisions"]:
+        if digest_of_decisions(decisions) != row.get("decisions"):
             yield f"{where}: its decisions are not those that were noted"
         scores = known = read_json(self.paths.scores(row["window_id"])).get("scores")
         if known is not None:
             scores = [known.get(one.id, {}).get("score") for one in decisions]
-        if digest_of(scores) != row["scores"]:
+        if digest_of(scores) != row.get("scores"):
             yield f"{where}: its scores are not those that were noted"

@@ -19,7 +19,15 @@ from rlforge.continuous.market.trading import AgentPrompter, longest_prompt
 from rlforge.continuous.market.world import World
 from rlforge.continuous.ruler.scorer import check_judge
 from rlforge.engines.base import decoder
-from rlforge.errors import ConfigError, RlforgeError, StoreError, collected, raise_all, refusals
+from rlforge.errors import (
+    ConfigError,
+    DamagedError,
+    RlforgeError,
+    StoreError,
+    collected,
+    raise_all,
+    refusals,
+)
 from rlforge.games.base import View
 from rlforge.games.prompts import Prompter
 from rlforge.models.load import load_tokenizer, local_copy
@@ -260,7 +268,7 @@ def _store_problems(composed: Composed[ContinuousConfig], config: ContinuousConf
         return
     try:
         check_store(Path(path))
-    except StoreError as error:
+    except (DamagedError, StoreError) as error:
         yield composed.error("store.path", str(error))
     if config.store.push is not None or config.store.keep_windows is not None:
         key = "push" if config.store.push is not None else "keep_windows"

@@ -18,7 +18,7 @@ from typing import Any
 
 from rlforge.continuous.serving.records import UNDER_WAY, Check, Deployment, Phase, TrialOutcome
 from rlforge.errors import DeploymentError
-from rlforge.system.files import atomic_path, open_database
+from rlforge.system.files import atomic_path, open_database, reading
 from rlforge.system.locks import RunLock
 
 log = logging.getLogger(__name__)
@@ -232,7 +232,8 @@ def read_history(folder: Path) -> list[Deployment]:
         raise DeploymentError(
             f"{folder / FILE} cannot be read: {error}; rlforge serve restores its copy"
         ) from error
-    return [_deployment(row, folder) for row in rows]
+    with reading(folder / FILE, "rlforge serve restores its copy"):
+        return [_deployment(row, folder) for row in rows]
 
 
 def _open(folder: Path) -> sqlite3.Connection:

@@ -23,7 +23,14 @@ from typing import Any
 from rlforge.buffer.batches import read_batch
 from rlforge.config.per_policy import of_policy, policy_names
 from rlforge.config.roots import read_any
-from rlforge.errors import CheckpointError, ConfigError, PromptTooLongError, RlforgeError
+from rlforge.errors import (
+    CheckpointError,
+    ConfigError,
+    DamagedError,
+    PromptTooLongError,
+    RlforgeError,
+    StoreError,
+)
 from rlforge.games.base import View
 from rlforge.kinds import kind_of
 from rlforge.lab.verify.recorded import RecordedGames
@@ -63,8 +70,14 @@ def verify(
     if not kind.recorded:
         raise ConfigError(f"{run_dir} is {config.about}, of which nothing can be made again")
     run: Recorded = resolve_name(kind.recorded)(run_dir, whole, seed)
-    checks = (_chain(run, kind.unit), _checkpoints(run), *run.checks(say))
-    return Verification(checks=checks, differs=tuple(_differences(run.computed)))
+    checks = [_chain(run, kind.unit), _checkpoints(run)]
+    try:
+        for check in run.checks(say):
+            checks.append(check)
+    except (CheckpointError, DamagedError, StoreError) as error:
+        # What the remaining checks need cannot be read, which does not agree with the run.
+        checks.append(Check("files", "files", 0, 0, "", problems=[str(error)]))
+    return Verification(checks=tuple(checks), differs=tuple(_differences(run.computed)))
 
 
 class VerifiedGames(RecordedGames):
@@ -135,9 +148,8 @@ def _batches(run: RecordedGames) -> Check:
         except FileNotFoundError:
             problems.append(f"{file.name} is missing")
             continue
-        except Exception as error:
-            # pyarrow and the decoder raise errors of their own for damaged files.
-            problems.append(f"{file.name} cannot be read: {str(error).splitlines()[0]}")
+        except DamagedError as error:
+            problems.append(str(error))
             continue
         if digest_of_batch(batch) != run.steps[number]["batch"]:
             problems.append(f"{file.name} is not the batch that was drawn: its digest differs")
@@ -154,7 +166,7 @@ def _games(run: RecordedGames, say: Say) -> Check:
         of_batches = {sample.origin for batch in run.batches.values() for sample in batch.samples}
         chosen = set(ids) if run.whole else {*run.some(ids, _GAMES), *of_batches}
         run.records = {record.spec.game_id: record for record in read_games(run.dir, chosen)}
-    except RlforgeError as error:
+    except DamagedError as error:
         return Check("games", "games", 0, 0, "", problems=[str(error)])
     notes = [] if ids else ["no games were saved (collector.save_games=false)"]
     missing = sorted(of_batches - set(ids)) if ids else []

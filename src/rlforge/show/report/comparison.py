@@ -71,7 +71,11 @@ def _report(run: str, target: Path) -> str | None:
 
 
 def _curves(drawn: Sequence[Configuration]) -> dict[str, list[Chart]]:
-    values = {run.path: _values(RunPaths(root=Path(run.path))) for one in drawn for run in one.runs}
+    values = {
+        run.path: {} if run.status == "damaged" else _values(RunPaths(root=Path(run.path)))
+        for one in drawn
+        for run in one.runs
+    }
     charts: dict[str, list[Chart]] = {"won": [], "gained": [], "learnt": []}
     for section, title in dict.fromkeys(key for own in values.values() for key in own):
         points = {path: own.get((section, title), {}) for path, own in values.items()}

@@ -14,12 +14,12 @@ from rlforge.config.schema import RunConfig
 from rlforge.config.stamp import check_stamp
 from rlforge.errors import ConfigError, RlforgeError, refusals
 from rlforge.record.analyses import Analysis, read_analyses
-from rlforge.record.files import RunPaths, open_run, read_intact, read_json, values_in
+from rlforge.record.files import RunPaths, open_run, read_intact, read_json, value_in, values_in
 from rlforge.record.game_files import GameIndex, index_games
 from rlforge.record.results import Alarm, ExactResult, PoolSnapshot, Ratings
 from rlforge.record.signals import Signal, judged
 from rlforge.record.status import read_summary, why_it_ended
-from rlforge.system.values import from_json
+from rlforge.system.files import reading
 from rlforge.types import EvalResult, value
 
 Row = dict[str, Any]
@@ -72,7 +72,7 @@ class RunData:
 
 
 def load_run(run_dir: Path | str) -> RunData:
-    """Read a run, with the intact lines of growing files; RlforgeError for damaged JSON."""
+    """Read a run, with the intact lines of growing files; DamagedError for damaged JSON."""
     paths = open_run(run_dir)
     games: list[GameIndex] = []
     games_error = None
@@ -87,11 +87,6 @@ def load_run(run_dir: Path | str) -> RunData:
     read, found = zip(*map(read_intact, files), strict=True)
     metrics, windows, evals, exact, alarms, ratings = read
     damage = [sentence for sentence in found if sentence is not None]
-    steps = [row for row in metrics if isinstance(row.get("step"), int | float)]
-    if stray := len(metrics) - len(steps):
-        # Curves are over updates: a line of none has no place in them.
-        metrics = steps
-        damage.append(f"{paths.metrics}: lines left out that have no step: {stray}")
     damage += [str(error) for error in refusals(partial(check_stamp, paths.config))]
     results = values_in(EvalResult, evals, paths.evals)
     return RunData(
@@ -106,7 +101,7 @@ def load_run(run_dir: Path | str) -> RunData:
         alarms=tuple(values_in(Alarm, alarms, paths.sentinel)),
         signals=tuple(_signals(paths, summary, metrics, results)),
         ratings=tuple(values_in(Ratings, ratings, paths.ratings)),
-        pool=from_json(PoolSnapshot, pool) if (pool := read_json(paths.pool)) else None,
+        pool=value_in(PoolSnapshot, pool, paths.pool) if (pool := read_json(paths.pool)) else None,
         api=read_json(paths.api),
         summary=summary,
         config=(config := _text(paths.config)),
@@ -157,9 +152,5 @@ def _policies(config: str) -> tuple[str, ...]:
 
 
 def _text(path: Path) -> str:
-    try:
+    with reading(path, "save it as UTF-8, or move it away"):
         return path.read_text(encoding="utf-8") if path.is_file() else ""
-    except UnicodeDecodeError as error:
-        raise RlforgeError(
-            f"{path} is damaged (not UTF-8); save it as UTF-8, or remove it"
-        ) from error

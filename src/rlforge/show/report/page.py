@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlforge.errors import ConfigError
+from rlforge.errors import ConfigError, RlforgeError
 from rlforge.record.results import by_pairing
 from rlforge.record.samples import end_of
 from rlforge.show import formatting
@@ -34,8 +34,12 @@ def render(template: str, **facts: Any) -> str:
 
 
 def write_page(target: Path, page: str) -> Path:
-    # A surrogate in an answer of a model has no UTF-8.
-    atomic_write(target, page.encode(errors="replace"))
+    try:
+        # A surrogate in an answer of a model has no UTF-8.
+        atomic_write(target, page.encode(errors="replace"))
+    except OSError as error:
+        why = f"{target} cannot be written ({error.strerror})"
+        raise RlforgeError(f"{why}; --output FILE writes the page elsewhere") from error
     return target
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+from rlforge.record.files import value_in
 from rlforge.record.results import ApiUsage, PoolEntry, PoolSnapshot
 from rlforge.show.formatting import count, duration, number, per_second, percent
 from rlforge.show.report.data import RunData
-from rlforge.system.values import from_json
 
 #: Most policies in the table of ratings, and in the table of games between them.
 MOST_RATINGS, MOST_MATCHED = 12, 14
@@ -62,7 +62,7 @@ def most_met(pool: PoolSnapshot) -> tuple[list[str], int]:
 
 
 def api_players(run: RunData) -> list[ApiUsage]:
-    return from_json(list[ApiUsage], run.api.get("players", ()))
+    return value_in(list[ApiUsage], run.api.get("players", ()), run.paths.api)
 
 
 def endings(run: RunData) -> list[tuple[tuple[str, str, str], int]]:
