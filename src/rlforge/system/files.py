@@ -116,10 +116,9 @@ def reading(file: Path, mend: str = WITHOUT_IT) -> Iterator[None]:
         raise
     except Exception as error:
         # Decoders raise errors of any type for bytes that they do not expect. pyarrow's include
-        # OSErrors without a number; in those of the system it leaves out the name of the file.
+        # OSErrors without a number; those of the system it tells in other words.
         if isinstance(error, OSError) and error.errno is not None:
-            error.filename = error.filename or str(file)
-            raise
+            raise OSError(error.errno, os.strerror(error.errno), str(file)) from error
         raise DamagedError(f"{file} is damaged ({_damage(file, error)}); {mend}") from error
 
 
