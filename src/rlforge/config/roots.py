@@ -20,7 +20,6 @@ from rlforge.config.plugins import RUN_KINDS
 from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.sft import SftConfig
 from rlforge.errors import ConfigError, command_line
-from rlforge.system.files import reading
 
 C = TypeVar("C", bound=PolicyConfig)
 
@@ -108,8 +107,8 @@ def kind_of_run(run_dir: Path) -> type[PolicyConfig]:
         return _root(str(kind), f"{path}: ")
     # It is from before configurations said their kind: the command that started it says it.
     commands = run_dir / "command.txt"
-    with reading(commands):
-        words = commands.read_text(encoding="utf-8").split() if commands.is_file() else []
+    text = commands.read_bytes() if commands.is_file() else b""
+    words = text.decode(errors="replace").split()
     return next((root for root in all_roots() if root.command in words[1:2]), RunConfig)
 
 
