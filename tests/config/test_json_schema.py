@@ -40,6 +40,9 @@ def test_every_experiment_and_every_whole_configuration_is_valid(schema):
         {"kind": "continuous", "ruler": {"judge": {"group_by": "day"}}},
         {"kind": "games", "algorithm": {"name": "ppo", "group_size": 4}},
         {"learner": {"batchsize": 3}},
+        {"kind": "foo"},
+        {"kind": "foo", "learner": {"batch_size": 3}},
+        {"learner": {"batch_size": "${seed"}},
     ],
 )
 def test_wrong_keys_and_values_are_not(schema, content):
@@ -48,3 +51,15 @@ def test_wrong_keys_and_values_are_not(schema, content):
 
 def test_an_algorithm_of_a_plug_in_may_have_keys_of_its_own(schema):
     assert schema.is_valid({"kind": "games", "algorithm": {"name": "mine:Best", "best": 3}})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"learner": {"batch_size": "${seed}", "betas": "${x}"}, "name": "run_${seed}"},
+        {"kind": "sft", "model": {"dtype": "${pool.hf.dtype}"}},
+        {"kind": "mine:KIND", "tournament": {"games": 3}},
+    ],
+)
+def test_references_and_kinds_of_others_are(schema, content):
+    assert schema.is_valid(content)

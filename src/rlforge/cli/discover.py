@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,6 +16,7 @@ from rlforge.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlforge.config.catalog import Choice
+    from rlforge.config.compose import Composed
     from rlforge.config.docs import Key
     from rlforge.config.games import EnvEntry
     from rlforge.config.model import ModelConfig
@@ -127,6 +127,7 @@ def show(
     from rlforge.config.catalog import catalog, subjects
     from rlforge.config.docs import keys
     from rlforge.config.keys import group_dirs, option_file
+    from rlforge.config.roots import compose_any
 
     dirs = group_dirs(config_dir)
     overrides: list[str] = []
@@ -136,12 +137,13 @@ def show(
         experiment = option_file(f"experiment/{word}", dirs)
         (overrides if "=" in word or experiment else names).append(word)
     groups = [name for name in names if name in subjects()]
+    composed = compose_any(overrides, config_dir) if overrides else None
     # A group without keys of its own, which ``keys`` would refuse.
-    found = [] if names == ["experiment"] else keys(*names)
-    if overrides:
-        values = _values(overrides, config_dir, found)
-    else:
-        values = {key.name: (key.default, "") for key in found}
+    own = None if composed is None else composed.config
+    found = [] if names == ["experiment"] else keys(*names, config=own)
+    values = {key.name: (key.default, "") for key in found}
+    if composed is not None:
+        values = _values(composed, found)
     for name in groups:
         listed = catalog(name)
         typer.echo(f"{listed.key}")
@@ -152,15 +154,11 @@ def show(
             _print_key(key, *values[key.name])
 
 
-def _values(
-    overrides: list[str], config_dir: Path | None, found: Sequence[Key]
-) -> dict[str, tuple[str, str]]:
-    """Values of keys, and where each comes from; ConfigError where there is none of them."""
+def _values(composed: Composed[Any], found: Sequence[Key]) -> dict[str, tuple[str, str]]:
+    """Values of keys, and where each comes from."""
     from rlforge.config.overrides import in_grammar
-    from rlforge.config.roots import compose_any
     from rlforge.config.rules import as_values
 
-    composed = compose_any(overrides, config_dir)
     values = {}
     for key in found:
         node = composed.config
@@ -168,8 +166,6 @@ def _values(
             node = getattr(node, part, dataclasses.MISSING)
         if node is not dataclasses.MISSING:
             values[key.name] = in_grammar(as_values(node)), composed.origin(key.name)
-    if not values:
-        raise ConfigError(f"{found[0].name}: {composed.config.about} has no such key")
     return values
 
 

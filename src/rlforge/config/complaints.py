@@ -99,6 +99,7 @@ def _reason(error: Mapping[str, Any]) -> str:
 
 NOT_FINITE = "must be a finite number"
 LIST_NEEDED = "must be a list, in brackets: [ONE, TWO]"
+MAPPING_NEEDED = "must be a mapping: {NAME: VALUE}"
 
 _BOUNDS = ("gt", "ge", "lt", "le")
 _WORDS = {

@@ -31,7 +31,7 @@ from rlforge.config.overrides import (
     search_path,
 )
 from rlforge.config.plugins import ALGORITHMS
-from rlforge.config.rules import as_values, changed, read, value_at
+from rlforge.config.rules import as_values, changed, missing, read, value_at
 from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.stamp import check_stamp, stamped
 from rlforge.config.training import algorithm_config
@@ -177,7 +177,7 @@ def _composed(overrides: Sequence[str], config_dir: Path | None, root: type[C]) 
         # Hydra lets these through, of files that are no text, or whose defaults are malformed.
         *(ValueError, TypeError, RecursionError),
     ) as error:
-        raise explained(error, dirs) from None
+        raise explained(error, dirs, as_values(root())) from None
     finally:
         GlobalHydra.instance().clear()
     return from_hydra(composed, overrides, dirs, root)
@@ -227,6 +227,7 @@ def from_hydra(
     keys: list[Any] = [key for key in composed if key != "hydra"]
     if "experiment" in keys:
         raise_all(_without_package(option_file(f"experiment/{choices.get('experiment')}", dirs)))
+    raise_all(map(found.refusal, _not_given(found)))
     try:
         values = OmegaConf.to_container(OmegaConf.masked_copy(composed, keys), resolve=True)
         config = read(root, own_values(root, cast("dict[str, Any]", values)))
@@ -246,6 +247,18 @@ def _not_read(config_dir: Path) -> Iterator[str]:
         if own.is_file() and own.read_bytes() != path.read_bytes():
             why = "rlforge has a file of this name, which is read in its place"
             yield f"{own}: {why}; rename yours"
+
+
+def _not_given(found: Composed[Any]) -> Iterator[Wrong]:
+    """Yield the values that own files mark as missing, and nothing else sets."""
+    for group, option in found.choices.items():
+        file = option_file(f"{group}/{option}", found.config_dirs[1:])
+        if file is not None:
+            content = OmegaConf.to_container(load_mapping(file), resolve=False)
+            # Hydra keeps the value of before, as if the file did not have the key.
+            for one in missing(content, "" if group == "experiment" else group):
+                if found.origin(one.key) in (str(file), f"command line, {group}={option}"):
+                    yield one
 
 
 def _without_package(experiment: Path | None) -> Iterator[str]:

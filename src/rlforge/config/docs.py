@@ -11,16 +11,24 @@ import inspect
 import math
 import sys
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlforge.config import other_trainers
 from rlforge.config.games import EnvEntry, EvalEnvEntry
-from rlforge.config.keys import alike, all_keys, all_roots, conf_dir, foreign_keys, nested_class
+from rlforge.config.keys import (
+    alike,
+    all_keys,
+    all_roots,
+    conf_dir,
+    elsewhere,
+    foreign_keys,
+    nested_class,
+)
 from rlforge.config.plugins import FINAL_REWARDS, RUN_KINDS, SAMPLING_REWARDS, STEP_REWARDS
-from rlforge.config.rules import Length, Range, hints, is_union, parts
-from rlforge.config.schema import RunConfig
+from rlforge.config.rules import LeftOut, Length, Range, hints, is_union, parts
+from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.sft import DataConfig
 from rlforge.config.training import ALGORITHM_CONFIGS, AlgorithmConfig, GameLearnerConfig
 from rlforge.errors import ConfigError
@@ -41,8 +49,10 @@ class Key:
     options: tuple[str, ...] = ()
 
 
-def keys(*prefixes: str) -> list[Key]:
+def keys(*prefixes: str, config: PolicyConfig | None = None) -> list[Key]:
     """All keys, or the ones that begin with a prefix; ConfigError where none does.
+
+    config: only keys that this configuration has, also those of plug-ins.
 
     Example:
         >>> [key.name for key in keys("buffer.max_staleness", "seed")]
@@ -52,16 +62,23 @@ def keys(*prefixes: str) -> list[Key]:
     """
     found: dict[str, Key] = {}
     # Games first: of a key that several kinds have, their text counts.
-    for root in reversed(all_roots()):
+    for root in reversed(all_roots()) if config is None else [type(config)]:
         for field in dataclasses.fields(root):
             if field.name == "algorithm":
+                own: Iterable[Key] = _algorithm_keys()
+                if config is not None:
+                    own = _keys(type(config.algorithm), "algorithm.")
                 # One name may stand for different keys in different algorithms.
-                found |= {f"{key.name}{key.options}": key for key in _algorithm_keys()}
+                found |= {f"{key.name}{key.options}": key for key in own}
             else:
                 for key in _keys(root, "", only=field.name):
                     found.setdefault(key.name, key)
     for prefix in prefixes:
         if not any(key.name.startswith(prefix) for key in found.values()):
+            if config is not None:
+                raise ConfigError(
+                    f"{prefix}: {config.about} has no such key{elsewhere(prefix, config)}"
+                )
             names = {key.name for key in found.values()}
             close = alike(prefix, [*names, *{name.split(".")[0] for name in names}])
             raise ConfigError(f"no key begins with {prefix!r}{close}")
@@ -199,6 +216,8 @@ def _keys(cls: type, prefix: str, only: str | None = None) -> Iterator[Key]:
             nested.append(_keys(inner, f"{name}."))
             continue
         kind, about = types[field.name], comments.get(field.name, "")
+        left_out = [str(rule) for rule in parts(kind)[1] if isinstance(rule, LeftOut)]
+        about = " ".join([about, *left_out]).strip()
         yield Key(name=name, type=_type(kind), default=_default(field), meaning=about)
         # The last argument is what a list or mapping holds; a plain type has none.
         entry = (None, *typing.get_args(parts(kind)[0]))[-1]

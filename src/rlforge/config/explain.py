@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra.errors import MissingConfigException
+from omegaconf import OmegaConf
 from yaml import YAMLError
 
-from rlforge.config.complaints import LIST_NEEDED
+from rlforge.config.complaints import LIST_NEEDED, MAPPING_NEEDED
 from rlforge.config.keys import conf_dir, option_file
 from rlforge.config.other_trainers import option_for
 from rlforge.errors import ConfigError, first_line, nearest
@@ -21,7 +23,8 @@ def missing_option(error: MissingConfigException) -> str:
     return found.group(1) if found else ""
 
 
-def explained(error: Exception, dirs: Sequence[Path]) -> ConfigError:
+def explained(error: Exception, dirs: Sequence[Path], usual: Mapping[str, Any]) -> ConfigError:
+    """The ConfigError for an error of Hydra. usual: a configuration, as plain values."""
     text = str(error)
     if isinstance(error, MissingConfigException) and (name := missing_option(error)):
         return _no_option(name, text)
@@ -63,11 +66,39 @@ def explained(error: Exception, dirs: Sequence[Path]) -> ConfigError:
         # OmegaConf names its own classes, in the same words for a list and for a mapping.
         if reason.startswith("Cannot merge"):
             is_list = match.group(1).partition("=")[2].startswith("[")
-            reason = "must be a mapping: {NAME: VALUE}" if is_list else LIST_NEEDED
+            reason = MAPPING_NEEDED if is_list else LIST_NEEDED
         return ConfigError(f"{match.group(1)} (command line): {reason}")
     if "ConfigTypeError raised while composing" in text:
-        return ConfigError(f"{_place(text, dirs)}: not a mapping of configuration keys")
+        return ConfigError("\n".join(_shapes(_place(text, dirs), text, dirs, usual)))
     return ConfigError(f"({_place(text, dirs)}): {first_line(error)}")
+
+
+def _shapes(place: str, text: str, dirs: Sequence[Path], usual: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lists in place of mappings of a file, and mappings in place of lists."""
+    # Hydra names the file alone.
+    name = (re.findall(r"[Ii]n '([^']+)'", text) or [""])[0]
+    file = option_file(name, dirs)
+    content = None if file is None else OmegaConf.to_container(OmegaConf.load(file))
+    if not isinstance(content, dict):
+        yield f"{place}: not a mapping of configuration keys"
+        return
+    whole = file is not None and "@package _global_" in file.read_text(encoding="utf-8")
+    content = content if whole else {name.partition("/")[0]: content}
+    for key, given, must in _unlike(content, usual):
+        yield f"{key}={given} ({place}): {must}"
+
+
+def _unlike(
+    content: Mapping[Any, Any], usual: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Any, str]]:
+    for name, given in content.items():
+        key, other = f"{prefix}{name}", usual.get(name)
+        if isinstance(given, dict) and isinstance(other, dict):
+            yield from _unlike(given, other, f"{key}.")
+        elif isinstance(given, dict) and isinstance(other, list):
+            yield key, given, LIST_NEEDED
+        elif isinstance(given, list) and isinstance(other, dict):
+            yield key, given, MAPPING_NEEDED
 
 
 def unresolved(error: Exception) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlforge.config.docs import all_field_comments
 from rlforge.config.keys import all_roots
+from rlforge.config.plugins import RUN_KINDS
 from rlforge.config.rules import Group, adapter
 from rlforge.config.training import ALGORITHM_CONFIGS, AlgorithmConfig
 
@@ -16,8 +17,8 @@ def json_schema() -> dict[str, Any]:
 
     Example:
         >>> learner = json_schema()["$defs"]["GameLearnerConfig"]["properties"]
-        >>> learner["batch_size"]["minimum"], learner["batch_size"]["description"]
-        (1, 'Samples per update: turns, or episodes with ``buffer.kind: episode``.')
+        >>> learner["batch_size"]["anyOf"][0], learner["batch_size"]["description"][:25]
+        ({'minimum': 1, 'type': 'integer'}, 'Samples per update: turns')
     """
     from pydantic import TypeAdapter
 
@@ -32,6 +33,8 @@ def json_schema() -> dict[str, Any]:
         about = all_field_comments(cls)
         for name, field in definitions[cls.__name__]["properties"].items():
             field |= {"description": about[name]} if name in about else {}
+            if "$ref" not in field:
+                _let_refer(field)
     # Else the settings of each algorithm would match the name of any.
     for algorithm, cls in ALGORITHM_CONFIGS.items():
         definitions[cls.__name__]["properties"]["name"] = {"const": algorithm}
@@ -59,12 +62,23 @@ def json_schema() -> dict[str, Any]:
     ]
     # Without ``kind`` the command decides, which a schema does not know.
     of_any = {"anyOf": [refs[root.__name__] for root in roots.values()]}
+    # Kinds of others are those of packages that are installed here, or ``module:Thing``.
+    kinds = {"anyOf": [{"enum": RUN_KINDS.names()}, {"type": "string", "pattern": ":"}]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "type": "object",
+        "properties": {"kind": kinds},
         "allOf": [*of_kind, {"if": {"not": {"required": ["kind"]}}, "then": of_any}],
         "$defs": definitions,
     }
+
+
+def _let_refer(field: dict[str, Any]) -> None:
+    """Let a value be a reference to another, as ``${seed}``."""
+    outside = ("description", "default", "title")
+    inside = {key: field.pop(key) for key in [*field] if key not in outside}
+    choices = inside["anyOf"] if [*inside] == ["anyOf"] else [inside]
+    field["anyOf"] = [*choices, {"type": "string", "pattern": r"\$\{.+\}"}]
 
 
 def _groups(names: Collection[str]) -> list[type[Group]]:

@@ -68,7 +68,14 @@ def kinds_with(key: str, said: str) -> str:
         ('; kind=sft has it', '; kind=continuous or kind=sft has it')
     """
     having = [said.format(root.kind) for root in all_roots() if key in all_keys(root)]
-    return f"; {' or '.join(having)} has it" if having else alike(key, all_keys())
+    known = [*dict.fromkeys(one for root in reversed(all_roots()) for one in all_keys(root))]
+    return f"; {' or '.join(having)} has it" if having else alike(key, known)
+
+
+def elsewhere(key: str, config: PolicyConfig) -> str:
+    """The end of a message about a key that ``config`` lacks: what has it, or keys like it."""
+    of_algorithm = key.startswith("algorithm.")
+    return not_there(key, config) if of_algorithm else kinds_with(key, "kind={}")
 
 
 def all_keys(node: Any = RunConfig, prefix: str = "") -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from rlforge.config.prompts import template_args_problem
-from rlforge.config.rules import Beta, Count, Group, OneOf, Problem, Rule, Text
+from rlforge.config.rules import Beta, Count, Group, LeftOut, OneOf, Problem, Text
 
 ALL_LINEAR = "all-linear"
 """The ``model.lora.target_modules`` of every linear layer but the output layer."""
@@ -65,13 +65,11 @@ class LoraConfig(Group):
                 yield "target_modules", f"is no pattern: {error}; a list of names is in brackets"
 
 
-_NO_FLOAT16 = Rule(
-    lambda name: name not in ("float16", "fp16", "half"),
+_NO_FLOAT16 = LeftOut(
+    "float16 fp16 half",
     "be bfloat16, or float32 where the hardware has none (auto chooses): small gradients vanish in "
     "float16 unless losses are scaled, which the learner does not do; an export can have it "
     "(rlforge export --dtype float16)",
-    # Else the type would answer first, with its choices and without this reason.
-    first=True,
 )
 
 

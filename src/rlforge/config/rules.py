@@ -129,17 +129,15 @@ def _frozen(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition on a value, and what it ``must`` be. first: before the type is checked."""
+    """A condition on a value, and what it ``must`` be."""
 
     holds: Callable[[Any], object]
     must: str
-    first: bool = False
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        from pydantic import AfterValidator, BeforeValidator
+        from pydantic import AfterValidator
 
-        validator = (BeforeValidator if self.first else AfterValidator)(self._checked)
-        return validator.__get_pydantic_core_schema__(source, handler)
+        return AfterValidator(self._checked).__get_pydantic_core_schema__(source, handler)
 
     def _checked(self, value: Any) -> Any:
         try:
@@ -155,6 +153,28 @@ class Rule:
 def pattern(regex: str, must: str) -> Rule:
     """A rule for texts that match ``regex`` as a whole."""
     return Rule(re.compile(regex).fullmatch, must)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Choices that users try and that are left out on purpose, and what there is in their place."""
+
+    names: str
+    must: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic import BeforeValidator
+
+        # Else the type would answer first, with its choices and without this reason.
+        return BeforeValidator(self._checked).__get_pydantic_core_schema__(source, handler)
+
+    def _checked(self, value: Any) -> Any:
+        if value in self.names.split():
+            raise ValueError(f"must {self.must}")
+        return value
+
+    def __str__(self) -> str:
+        return f"Not {', '.join(f'``{name}``' for name in self.names.split())}: must {self.must}."
 
 
 @dataclass(frozen=True)
@@ -365,12 +385,26 @@ def validated(cls: type[C], values: object) -> C:
 def _made(cls: type[C], values: object, context: Mapping[str, bool] | None = None) -> C:
     from pydantic import ValidationError
 
+    wrong = [*missing(values)]
     try:
         made: C = adapter(cls).validate_python(values, context=context)
     except ValidationError as error:
         # The translation has all of pydantic's error, with keys as users write them.
-        raise InvalidValuesError([*translated(error.errors(), values)]) from None
+        found = translated(error.errors(), values)
+        wrong += [one for one in found if one.key not in {other.key for other in wrong}]
+        raise InvalidValuesError(wrong) from None
+    if wrong:
+        raise InvalidValuesError(wrong)
     return made
+
+
+def missing(values: object, key: str = "") -> Iterator[Wrong]:
+    """The values that OmegaConf takes for missing ones."""
+    inside = enumerate(values) if isinstance(values, list) else ()
+    for name, one in values.items() if isinstance(values, Mapping) else inside:
+        yield from missing(one, f"{key}.{name}".lstrip("."))
+    if values == "???":
+        yield Wrong(key, values, "is the mark of a value that is missing; give one")
 
 
 def value_problem(hint: Any, value: object) -> str | None:

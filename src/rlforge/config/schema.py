@@ -20,6 +20,7 @@ from rlforge.config.rules import (
     Count,
     FolderName,
     Group,
+    LeftOut,
     NotNegative,
     Number,
     Positive,
@@ -39,7 +40,10 @@ class HardwareConfig(Group):
     #: Name of the profile.
     name: str = "auto"
     #: Device of engines and learner; ``auto``: CUDA where there is a GPU.
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        LeftOut("mps xpu tpu", "be cpu or cuda (ROCm counts as cuda): others are not tried"),
+    ] = "auto"
     #: CPU cores for Ray; null: all.
     num_cpus: Count | None = None
     #: GPUs for Ray; null: all.
@@ -89,7 +93,10 @@ class TrackerConfig(Group):
     #: Weights & Biases project; null: off.
     wandb_project: Text | None = None
     #: W&B mode.
-    wandb_mode: Literal["online", "offline"] = "offline"
+    wandb_mode: Annotated[
+        Literal["online", "offline"],
+        LeftOut("disabled", "be online or offline; without tracker.wandb_project W&B is off"),
+    ] = "offline"
     #: Group of the run in W&B; null: the folder of its sweep.
     group: Text | None = None
     #: Tags of the run in W&B.

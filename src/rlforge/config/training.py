@@ -11,6 +11,7 @@ from rlforge.config.rules import (
     Beta,
     Count,
     Group,
+    LeftOut,
     Length,
     NotNegative,
     Part,
@@ -30,7 +31,12 @@ class LearnerConfig(Group):
     """How the policy is updated (group ``learner``)."""
 
     #: Train a low-rank adapter (``lora``) or all weights (``full``).
-    train: Literal["lora", "full"] = "lora"
+    train: Annotated[
+        Literal["lora", "full"],
+        LeftOut(
+            "qlora", "be lora or full: log-probs of quantised weights differ from the engine's"
+        ),
+    ] = "lora"
     #: Most turns per forward pass; null: only ``micro_batch_tokens`` limits it.
     mini_batch_size: Count | None = None
     #: Most tokens per forward pass, padding included; a longer turn is a pass of its own.
@@ -167,7 +173,10 @@ class KlConfig(Group):
     #: Weight at the last update relative to the first; linear in between.
     final_ratio: NotNegative = 1.0
     #: Estimator (Schulman 2020, "Approximating KL divergence").
-    estimator: Literal["k1", "k2", "k3"] = "k3"
+    estimator: Annotated[
+        Literal["k1", "k2", "k3"],
+        LeftOut("kl mse low_var_kl abs", "be k1 (kl elsewhere), k2 (mse) or k3 (low_var_kl)"),
+    ] = "k3"
     #: Reference policy: ``base`` (before training), ``previous`` (at the start of the update,
     #: without a forward pass of its own), ``snapshot`` (of at most ``refresh_every`` updates ago)
     #: or ``average`` (of ``learner.average``).
