@@ -424,6 +424,20 @@ def test_a_resumed_run_continues_at_its_checkpoint(tmp_path, tracker, new_tracke
     assert [row["step"] for row in read_jsonl(tmp_path / "ratings.jsonl")] == [1, 2, 3]
 
 
+def test_a_run_resumes_over_lines_that_another_program_wrote(tmp_path, tracker, new_tracker, clock):
+    for step in (1, 2):
+        clock.now += 10
+        tracker.add_games([equal_turns()])
+        tracker.log_learner(update(step), SHARES)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"loss": 0.5}\n{"step": 3, "loss": 0.5}\n')
+    again = new_tracker()
+    again.resume(3)
+    progress = again.progress()
+    assert (progress.update, progress.games, progress.elapsed_s) == (3, 2, 20.0)
+    assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+
+
 def test_close_writes_the_summary_once(tmp_path, tracker, sink):
     tracker.log_learner(update(1), SHARES)
     tracker.add_eval(evaluation(1, 70))

@@ -146,9 +146,12 @@ class Tracker:
         # A run of another unit has other files (``WindowTracker``).
         earlier_s = 0.0
         for row in read_jsonl(self.paths.metrics):
-            self._update, earlier_s = row["step"], row["time_s"]
-            self._earlier_games, self._failed = row["games"], row["failed_games"]
-            self._tokens, self._samples = row["tokens"], row["samples_seen"]
+            # Another program may have written lines: what they lack stays as it was before.
+            self._update, earlier_s = row["step"], row.get("time_s", earlier_s)
+            self._earlier_games = row.get("games", self._earlier_games)
+            self._failed = row.get("failed_games", self._failed)
+            self._tokens = row.get("tokens", self._tokens)
+            self._samples = row.get("samples_seen", self._samples)
             if self._judge is not None:
                 self._judge.add(row)
         for result in read_evals(self.paths):
