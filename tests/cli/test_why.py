@@ -43,7 +43,7 @@ def test_games_that_are_cut_are_shown_with_their_curve_and_what_to_change(rlforg
     assert [(one["game_id"], one["turns"]) for one in found["games"]] == [
         ("cut", [{"turn": 9, "answer": "I take [4]"}])
     ]
-    assert "turn_limit: turn limit after 9 turns" in out
+    assert "turn_limit: turn limit at turn 9" in out
     assert "… 5 turns" in out
     assert "\nI take [4]\n" in out or "plays I take [4]" in out
     again = "  rlforge train tictactoe_mirror 'name=my game' env.train.0.max_turns=400"

@@ -13,7 +13,7 @@ from rlforge.config.compose import compose
 from rlforge.config.overrides import assignment, key_of, parse_overrides
 from rlforge.config.plugins import SIGNALS
 from rlforge.config.schema import RunConfig
-from rlforge.record.signals import Condition, Finding, Judge, Seen, Signal, judged, verdict
+from rlforge.record.signals import Condition, Finding, Judge, Seen, Signal, judged, told, verdict
 from rlforge.statistics import wilson_interval
 from rlforge.types import EvalResult
 
@@ -218,6 +218,19 @@ def test_files_give_the_signals_of_the_run():
     rows = [row(step, reward_spread=0.0 if step < 3 else 1.0) for step in range(1, 7)]
     found = judged(config(), rows, [evaluation(step, 10) for step in (0, 2, 4)])
     assert [(one.name, one.step, one.until) for one in found] == [("equal_rewards", 1, 5)]
+
+
+def test_each_name_is_told_once_with_all_its_times_as_far_as_there_is_room():
+    times = [(one, one + 2) for one in range(10, 70, 10)]
+    again = [
+        Signal(name="x", step=step, until=end, text="", mend="", weight="slow")
+        for step, end in times
+    ]
+    still = Signal(name="y", step=3, text="", mend="", weight="barren")
+    assert [(one.name, one.step, when) for one, when in told([*again, still])] == [
+        ("y", 3, "since update 3"),
+        ("x", 60, "updates 30 to 32, 40 to 42, 50 to 52, 60 to 62 and 2 times before, ended"),
+    ]
 
 
 def signal(weight: str, until: int | None = None) -> Signal:

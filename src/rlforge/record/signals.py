@@ -24,6 +24,8 @@ from rlforge.types import EvalResult, value
 SPAN = 10
 #: Updates without a finding after which a signal has ended: one good batch among bad ones is none.
 _QUIET = 3
+#: Times of one signal that are told.
+_TIMES = 4
 
 Row = Mapping[str, Any]
 #: ``slow``: the run learns, but less than it could. ``barren``: it learns nothing meanwhile.
@@ -220,6 +222,30 @@ def judged(config: GamesConfig, rows: Iterable[Row], evals: Iterable[EvalResult]
 def ranked(signals: Iterable[Signal]) -> list[Signal]:
     """Signals that go on first, of these the ones of runs that learn nothing, then the newest."""
     return sorted(signals, key=lambda one: (one.until is not None, one.weight == "slow", -one.step))
+
+
+def told(signals: Iterable[Signal]) -> list[tuple[Signal, str]]:
+    """The last signal of each name, as ``ranked``, and in words when it held, all times of it.
+
+    Example:
+        >>> first = Signal(name="x", step=3, until=5, text="it stands", mend="push", weight="slow")
+        >>> [when for _, when in told([first, replace(first, step=9, until=None)])]
+        ['since update 9, and in updates 3 to 5']
+    """
+    found: dict[str, list[Signal]] = {}
+    for one in ranked(signals):
+        found.setdefault(one.name, []).append(one)
+    return [(times[0], _when(times)) for times in found.values()]
+
+
+def _when(times: Iterable[Signal]) -> str:
+    in_order = sorted(times, key=lambda one: one.step)
+    ended = [f"{one.step} to {one.until}" for one in in_order if one.until is not None]
+    more = len(ended) - _TIMES
+    spans = f"updates {', '.join(ended[-_TIMES:])}{f' and {more} times before' * (more > 0)}"
+    if (last := in_order[-1]).until is not None:
+        return f"{spans}, ended"
+    return f"since update {last.step}{f', and in {spans}' if ended else ''}"
 
 
 def verdict(signals: Iterable[Signal]) -> str:

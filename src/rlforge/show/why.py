@@ -13,7 +13,7 @@ from rlforge.config.plugins import SIGNALS
 from rlforge.errors import ConfigError, RlforgeError
 from rlforge.record.game_files import GameIndex, read_games
 from rlforge.record.results import by_pairing
-from rlforge.record.signals import Signal, ranked
+from rlforge.record.signals import Signal, told
 from rlforge.show.formatting import percent
 from rlforge.show.report.charts import Series, thin
 from rlforge.show.report.data import RunData, load_run
@@ -59,7 +59,7 @@ class Why:
     Attributes:
         verdict: A sentence on the whole run.
         about: Status, updates and time.
-        signals: Signals, as ``ranked``, each with the curves that show it.
+        signals: Signals, as ``told``, each with the curves that show it.
         results: Win rates over evaluations, by opponent.
         usual: Curves that say how a run without signals goes.
         no_games: Why there are no games to show; empty where there are.
@@ -70,7 +70,7 @@ class Why:
 
     verdict: str
     about: str
-    signals: tuple[tuple[Signal, tuple[Curve, ...]], ...]
+    signals: tuple[tuple[Signal, str, tuple[Curve, ...]], ...]
     results: tuple[Curve, ...]
     usual: tuple[Curve, ...]
     games: tuple[Telling, ...]
@@ -83,7 +83,8 @@ class Why:
 def explain(run_dir: Path) -> Why:
     """Read a run, which may go on. Raises RlforgeError for damaged JSON files."""
     run = load_run(run_dir)
-    signals = ranked(run.signals)
+    all_told = told(run.signals)
+    signals = [one for one, _ in all_told]
     change: dict[str, Any] = {}
     for one in signals:
         if one.until is None:
@@ -95,7 +96,7 @@ def explain(run_dir: Path) -> Why:
     return Why(
         verdict=_verdict(run, signals),
         about=_about(run),
-        signals=tuple((one, tuple(_curves(run, _figures(one)))) for one in signals),
+        signals=tuple((one, when, tuple(_curves(run, _figures(one)))) for one, when in all_told),
         results=tuple(_results(run)),
         usual=() if signals else tuple(_curves(run, _USUAL)),
         games=tuple(games),
@@ -108,7 +109,7 @@ def explain(run_dir: Path) -> Why:
 
 def to_values(why: Why) -> dict[str, Any]:
     """The explanation for other programs, with ids and answers of games."""
-    curves = [{"signal": one, "curves": curves} for one, curves in why.signals]
+    curves = [{"signal": one, "when": when, "curves": curves} for one, when, curves in why.signals]
     games = [
         {
             "game_id": game.record.spec.game_id,
@@ -185,7 +186,8 @@ def _again(command: str, change: Mapping[str, Any]) -> str:
         return ""
     if not change or len(words) < 2:
         return ""
-    kept = [word for word in words if not word.lstrip("+").startswith("run_dir=")]
+    replaced = {"run_dir", *change}
+    kept = [word for word in words if word.lstrip("+").partition("=")[0] not in replaced]
     return f"{shlex.join(kept)} {assignments(change)}"
 
 
@@ -288,7 +290,7 @@ def _of_signal(run: RunData, newest: Sequence[GameIndex], signal: Signal) -> Ite
     during = [game for game in newest if _during(game, signal)]
     if ends := _ENDINGS.get(signal.name):
         for record in _read(run, [game for game in during if ends(game)][:MOST_GAMES]):
-            said = record.error or f"{record.ending} after {len(record.turns)} turns"
+            said = record.error or f"{record.ending} at turn {len(record.turns)}"
             yield Telling(why=f"{signal.name}: {said}", record=record, turns=(len(record.turns),))
     elif wrong := _ANSWERS.get(signal.name):
         for record in _read(run, during[:_SEARCHED]):
@@ -336,7 +338,7 @@ def _alike(games: Sequence[GameIndex]) -> tuple[Sequence[GameIndex], str]:
         rewards = {game.rewards.get(game.spec.viewpoint) for game in group}
         if name and len(group) > 1 and len(rewards) == 1:
             return group, f"one of {len(group)} games of a group, all of reward {rewards.pop():+g}"
-    return games[:MOST_GAMES], "rewards tell it from no other game"
+    return games[:MOST_GAMES], "its reward is that of all others"
 
 
 def _below(run: RunData) -> Iterator[tuple[str, str]]:

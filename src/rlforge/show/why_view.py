@@ -23,7 +23,7 @@ _TURNS = 2
 
 def pieces(why: Why, run_dir: Path) -> Iterator[RenderableType]:
     """Parts of a page, the verdict first; commands stand in one line, however wide."""
-    open_ones = [one for one, _ in why.signals if one.until is None]
+    open_ones = [one for one, _, _ in why.signals if one.until is None]
     barren = any(one.weight != "slow" for one in open_ones)
     style = "red" if barren else "yellow" if open_ones else "green"
     yield Text(f"{why.verdict[:1].upper()}{why.verdict[1:]}.", f"bold {style}")
@@ -34,9 +34,9 @@ def pieces(why: Why, run_dir: Path) -> Iterator[RenderableType]:
         yield _table("evaluation", why.results)
     if not why.signals:
         yield Text("\nNo signal that the run learns less than it could.")
-    for signal, curves in why.signals:
+    for signal, when, curves in why.signals:
         yield ""
-        yield from _signal(signal)
+        yield from _signal(signal, when)
         if curves:
             yield _table("figure", curves)
     if why.usual:
@@ -48,10 +48,8 @@ def pieces(why: Why, run_dir: Path) -> Iterator[RenderableType]:
     yield from _next(why, open_ones, run_dir)
 
 
-def _signal(signal: Signal) -> Iterator[RenderableType]:
+def _signal(signal: Signal, when: str) -> Iterator[RenderableType]:
     ended = signal.until is not None
-    when = f"updates {signal.step} to {signal.until}, ended"
-    when = when if ended else f"since update {signal.step}"
     style = "dim" if ended else "yellow" if signal.weight == "slow" else "bold red"
     yield Text.assemble((f" {signal.name} ", f"{style} reverse"), (f"  {when}", "dim"))
     yield Text(f"{signal.text[:1].upper()}{signal.text[1:]}.", "dim" if ended else "")
@@ -85,7 +83,8 @@ def _next(why: Why, open_ones: Sequence[Signal], run_dir: Path) -> Iterator[Rend
     name = "what to change" if open_ones else "further"
     yield Rule(Text(name, "bold"), align="left", characters="━")
     for signal in open_ones:
-        yield Text.assemble((f"{signal.name}: ", "bold"), signal.mend)
+        values = f" ({assignments(signal.change)})" if signal.change else ""
+        yield Text.assemble((f"{signal.name}: ", "bold"), signal.mend, (values, "cyan"))
     if why.again:
         yield Text("to try it:")
         yield _command(why.again)
