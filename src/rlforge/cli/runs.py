@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -105,15 +107,19 @@ def start(
         )
     if more is not None and resume is None:
         raise ConfigError("--more makes a run longer that --resume names")
-    # A plug-in's kind of run may share the command: its own class is started.
-    root = started_by(root, overrides, config_dir, resume)
+    # Users' code may print while it is imported and tried: standard output is for the result.
+    with contextlib.redirect_stdout(sys.stderr):
+        # A plug-in's kind of run may share the command: its own class is started.
+        root = started_by(root, overrides, config_dir, resume)
+        if multirun:
+            folder = launch.sweep(overrides, config_dir, root)
+        elif resume is not None:
+            run = api.load_run(launch.resume(resume, root, more or 0).run_dir)
+        else:
+            run = api.start(overrides, config_dir, root)
     if multirun:
-        _end_of_sweep(launch.sweep(overrides, config_dir, root))
+        _end_of_sweep(folder)
         return
-    if resume is not None:
-        run = api.load_run(launch.resume(resume, root, more or 0).run_dir)
-    else:
-        run = api.start(overrides, config_dir, root)
     interrupted = run.summary["status"] == "interrupted"
     if interrupted:
         done = run.summary.get("windows")

@@ -44,6 +44,7 @@ from rlforge.system.files import atomic_write, new_folder
 from rlforge.system.hardware import gpu_loads
 from rlforge.system.locks import RunLock
 from rlforge.system.loops import Interrupts, wait_for
+from rlforge.system.output import kept
 from rlforge.system.signals import held
 from rlforge.types import value
 
@@ -119,6 +120,7 @@ def execute(
         with (
             open_log("run", str(run_dir)),
             Display(config.name, config.tracker.progress, job=job_label(run_dir)) as display,
+            kept(RunPaths(root=run_dir).logs / "run.out"),
         ):
             for note in notes:
                 log.info("%s", note)

@@ -7,6 +7,7 @@ import dataclasses
 import io
 import logging
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -74,8 +75,10 @@ class Display:
         """
         self._run_name = run_name
         self._job = f"[{job}] " if job else ""
-        # Standard output is for results, such as the path of the run.
-        self._console, self._of_run = console or Console(stderr=True), console is None
+        # Standard output is for results, such as the path of the run. The stream as it is now is
+        # named: while a run lasts, that of users' code is another.
+        self._console = console or Console(file=sys.stderr, stderr=True)
+        self._of_run = console is None
         drawable = self._console.is_terminal and not self._console.is_dumb_terminal
         if mode == "auto":
             # Other encodings lack characters of the frame.

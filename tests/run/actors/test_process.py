@@ -17,11 +17,11 @@ from rlforge.run.actors.process import held_at
 from rlforge.run.actors.session import ray_started
 
 ACTOR = """
-import os, sys, time
-from unittest import mock
+import os, time
+from pathlib import Path
 from rlforge.run.actors import process
-with mock.patch.object(process.ray, "is_initialized", return_value=True):
-    process.end_with_node()
+from rlforge.system.output import Output
+process.watch(Output(Path("state.out")))
 print(os.getpid(), flush=True)
 time.sleep(60)
 """

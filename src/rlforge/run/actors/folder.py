@@ -37,6 +37,7 @@ from rlforge.errors import CheckpointError, RunError
 from rlforge.models.files import cache_dir
 from rlforge.system.checkpoint import STATE, prune, receive_checkpoint
 from rlforge.system.files import atomic_path
+from rlforge.system.output import Output
 from rlforge.types import PolicyRef, value
 
 log = logging.getLogger(__name__)
@@ -199,6 +200,7 @@ class FileServer:
         self._agents: dict[str, Any] = {}
         self._packed: dict[str, tuple[int, Packed]] = {}
         self._received: dict[tuple[str, str], int] = {}
+        self._outputs = dict[str, Output]()
 
     def agent(self, node: str, folder: RunFolder) -> Any:
         """Agent of a node, which is started at the first call."""
@@ -237,11 +239,18 @@ class FileServer:
         receive_checkpoint(Path(path), {name: data.tobytes() for name, data in files.items()})
 
     def append(self, node: str, name: str, begin: int, data: bytes) -> None:
-        """Add to a log what a node's log has from the byte ``begin`` on."""
+        """Add to a log or output what a node's has from the byte ``begin`` on."""
         # An agent that was restarted may send again what the log has already.
         known = self._received.get((node, name), 0)
-        with (self._logs / name).open("ab") as file:
-            file.write(data[max(0, known - begin) :])
+        if name.endswith(".out"):
+            # A node begins an output anew when it is full; here it is limited by itself.
+            known = known if begin else 0
+            if name not in self._outputs:
+                self._outputs[name] = Output(self._logs / name)
+            self._outputs[name].write(data[max(0, known - begin) :])
+        else:
+            with (self._logs / name).open("ab") as file:
+                file.write(data[max(0, known - begin) :])
         self._received[node, name] = max(known, begin + len(data))
 
     def received(self, node: str) -> dict[str, int]:
@@ -300,9 +309,12 @@ class NodeAgent:
 
     def send_logs(self) -> None:
         with self._sending:
-            for file in sorted((self._folder / "logs").glob("*.log")):
+            logs = self._folder / "logs"
+            for file in sorted([*logs.glob("*.log"), *logs.glob("*.out")]):
                 with file.open("rb") as stream:
-                    begin = stream.seek(self._sent.get(file.name, 0))
+                    sent, size = self._sent.get(file.name, 0), os.fstat(stream.fileno()).st_size
+                    # ``Output`` has begun the file anew.
+                    begin = stream.seek(sent if sent <= size else 0)
                     while data := stream.read(_MOST_LOG_BYTES):
                         ray.get(self._server.append.remote(self._node, file.name, begin, data))
                         begin = self._sent[file.name] = begin + len(data)

@@ -18,6 +18,7 @@ import ray
 
 from rlforge.errors import RunError
 from rlforge.record.files import open_log
+from rlforge.system.output import Output, keep
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def end(cause: Exception) -> NoReturn:
 
 
 def begin(name: str, run_dir: str | Path) -> None:
-    """Set this process up as that of the actor ``name``: its log file, its end with Ray's node."""
+    """Set this process up as that of the actor ``name``: its log, its output, its end."""
     global _crashes
     if _crashes is not None:
         # The host of several actors has set this process up before.
@@ -51,22 +52,25 @@ def begin(name: str, run_dir: str | Path) -> None:
     open_log(name, run_dir)
     # Without Ray the actor is an object of the caller's process, which must not end with a node.
     if ray.is_initialized():
-        _crashes = (Path(run_dir) / "logs" / f"{name}.crash.log").open("a", encoding="utf-8")
-        end_with_node()
+        logs = Path(run_dir) / "logs"
+        _crashes = (logs / f"{name}.crash.log").open("a", encoding="utf-8")
+        # Ray would keep it in its own folder, without a limit, until that is deleted.
+        watch(keep(logs / f"{name}.out"))
 
 
-def end_with_node() -> None:
-    """End this process of an actor once Ray's process of its node has ended."""
+def watch(output: Output) -> None:
+    """Limit the output of this process, and end it once Ray's process of its node has ended."""
     node = os.getppid()
 
     # Ray's own watch goes by the clock of the machine: where that was set back, actors of a node
     # that was killed would stay until it is as late again.
-    def watch() -> None:
+    def look() -> None:
         while os.getppid() == node:
+            output.look()
             time.sleep(1)
         end(RunError("Ray's process of this node has ended"))
 
-    threading.Thread(target=watch, name="node-watch", daemon=True).start()
+    threading.Thread(target=look, name="node-watch", daemon=True).start()
 
 
 HELD_S = 60.0
