@@ -117,7 +117,8 @@ class UpdateResult:
     """The result of a learner update.
 
     advantages: of the batch's samples, in order. digests: of the weights before and after it, and
-    of the optimizer.
+    of the optimizer. new_policy: False where the policy made no step, as the batch had no signal:
+    ``version`` then counts the update, and the weights are those of an earlier one.
     """
 
     version: int
@@ -126,3 +127,4 @@ class UpdateResult:
     metrics: Mapping[str, float]
     advantages: tuple[float, ...] = ()
     digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    new_policy: bool = True

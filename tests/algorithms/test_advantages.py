@@ -10,16 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.algorithms.parts import make_step
 
+from rlforge.algorithms import make_algorithm
 from rlforge.algorithms.advantages import (
     episodes_of,
     explained_variance,
     generalized_advantages,
+    has_signal,
     in_groups,
     leave_one_out,
     max_rl,
     standardize,
     turn_rewards,
 )
+from rlforge.algorithms.policy_gradient import Reinforce
+from rlforge.config.compose import compose
+from rlforge.config.training import ReinforceConfig
 from rlforge.errors import RunError
 
 numbers = st.floats(-10, 10)
@@ -194,3 +199,59 @@ def test_explained_variance():
     assert explained_variance([5, 5, 5], [1, 2, 3]) == pytest.approx(0)
     assert explained_variance([3, 2, 1], [1, 2, 3]) == pytest.approx(-3)
     assert explained_variance([1, 2], [4, 4]) == 0
+
+
+def signal_of(name, samples, *overrides):
+    """Whether the algorithm of that option sees a signal; critics guess as they like."""
+    algorithm = make_algorithm(compose([f"algorithm={name}", *overrides]).config.algorithm, 8)
+    guesses = [0.1 * index for index in range(len(samples))] if algorithm.needs_values else None
+    return has_signal(algorithm, samples, algorithm.targets(samples, guesses).advantages)
+
+
+def games(*rewards, raw=None, feedback=0.0):
+    """One game of two turns for each outcome, all of a group."""
+    return [
+        make_step(
+            f"game-{number}",
+            reward + feedback,
+            turn,
+            last_turn=turn == 1,
+            group_id="group",
+            raw_reward=reward if raw is None else raw,
+            outcome_reward=reward,
+        )
+        for number, reward in enumerate(rewards)
+        for turn in range(2)
+    ]
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "ppo", "a2c", "gspo"])
+def test_games_that_end_alike_have_no_signal_and_others_have(name):
+    buffer = "buffer=episode"
+    for penalty in ("algorithm.kl.coef=0.1", "algorithm.entropy_coef=0.1"):
+        assert not signal_of(name, games(-1.0, -1.0, -1.0), buffer, penalty)
+    assert signal_of(name, games(-1.0, -1.0, 0.0), buffer)
+
+
+def test_equal_rewards_are_a_signal_where_nothing_is_subtracted_from_them():
+    assert signal_of("reinforce", games(1.0, 1.0))
+    assert not signal_of("reinforce", games(0.0, 0.0, raw=1.0))
+
+
+def test_a_critic_has_a_signal_in_feedback_on_turns_and_none_in_baselines_of_seats():
+    given = ("ppo", games(-1.0, -1.0, feedback=0.5), "buffer=episode")
+    assert signal_of(*given)
+    assert not signal_of("ppo", games(-0.3, 0.3, raw=0.0), "buffer=episode")
+
+
+@pytest.mark.parametrize("name", ["mmd", "nash_pg"])
+def test_algorithms_with_a_moving_reference_need_no_signal(name):
+    assert signal_of(name, games(0.0, 0.0), "buffer=episode")
+
+
+def test_an_algorithm_of_a_users_may_declare_a_moving_reference():
+    class Own(Reinforce):
+        moving_reference = True
+
+    assert has_signal(Own(ReinforceConfig(), 8), (), (0.0,))
+    assert not has_signal(Reinforce(ReinforceConfig(), 8), (), (0.0, -0.0, 1e-17))

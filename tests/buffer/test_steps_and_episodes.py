@@ -70,6 +70,39 @@ def test_stale_steps_are_dropped_counted_and_refused():
     assert buffer.draw(1, version=3).dropped_stale == 0
 
 
+def test_updates_without_a_version_make_no_game_stale(kind):
+    """Neither while they last nor at the version after them; the state knows of them."""
+    buffer = buffer_of(kind, batch_size=1)
+    buffer.set_version(2)
+    for update in range(3, 9):
+        buffer.add([make_game(f"old {update}", (2,))])
+        assert buffer.draw(1, version=2, update=update).dropped_stale == 0
+        buffer.skipped(update)
+    buffer.add([make_game("old", (2,))])
+    buffer = restored(buffer, batch_size=1)
+    assert buffer.set_version(9) == 0
+    assert texts(buffer.draw(1, version=9).samples) == ["old at 0"]
+    buffer.add([make_game("older", (1, 1)), make_game("new", (9,))])
+    batch = buffer.draw(1, version=9)
+    assert (texts(batch.samples), batch.dropped_stale) == (["new at 0"], 2)
+
+
+def test_the_batch_of_an_update_without_a_version_gives_room_at_once(kind):
+    """In rounds, where only room lets games start; twice as many updates as may be unpublished."""
+    buffer = buffer_of(kind, max_staleness=1)
+    for update in range(1, 5):
+        games = buffer.reserve(100)
+        assert games >= 1
+        buffer.add([make_game(f"{update}-{number}", (0,)) for number in range(games)])
+        buffer.release(games)
+        while not buffer.ready():
+            buffer.reserve(1)
+            buffer.add([make_game(f"{update}-more-{buffer.size()}", (0,))])
+            buffer.release(1)
+        assert buffer.draw(2, version=0, update=update) is not None
+        buffer.skipped(update)
+
+
 def test_a_draw_takes_nothing_when_too_few_fresh_steps_are_left():
     buffer = buffer_of(StepBuffer)
     buffer.add([make_game("a", (0,)), make_game("b", (2,))])

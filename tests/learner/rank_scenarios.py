@@ -38,6 +38,8 @@ SCENARIOS: dict[str, tuple[AlgorithmConfig, dict[str, Any]]] = {
     "shared beginnings": (PPO, {"games": 10, "rules": 30, "mini_batch_size": 8, "packing": "on"}),
     "spread, shared beginnings": (PPO, {**SPREAD, "games": 10, "rules": 30, "packing": "on"}),
     "not finite": (AlgorithmConfig(), {"infinite": True}),
+    "without signal": (PPO, {**STEPS, "equal": True}),
+    "spread, without signal": (GRPO, {**SPREAD, **STEPS, "equal": True}),
     "resumed": (GRPO, {**STEPS, "resume": True}),
     "lagged": (GRPO, {**STEPS, "lag": 1, "games": 10, "resume": True}),
     "spread, lagged": (GRPO, {**SPREAD, **STEPS, "lag": 1, "games": 10, "resume": True}),
@@ -98,6 +100,7 @@ def play(
     rules = options.pop("rules", 0)
     scaled, alone = options.pop("scaled", False), options.pop("alone", False)
     infinite, lag = options.pop("infinite", False), options.pop("lag", 0)
+    equal = options.pop("equal", False)
     if alone or options.pop("adapted_head", False):
         tied = False
         targets = ["down_proj", "q_b_proj"] if alone else ["down_proj", "q_proj", "lm_head"]
@@ -142,6 +145,10 @@ def play(
             learner.save(place if ranks.rank == 0 else None)
         if infinite and version == 1:
             samples = (dataclasses.replace(batch.samples[0], reward=math.inf), *batch.samples[1:])
+            batch = dataclasses.replace(batch, samples=samples)
+        if equal and version == 1:
+            same = {"reward": 1.0, "raw_reward": 1.0, "outcome_reward": 1.0}
+            samples = tuple(dataclasses.replace(sample, **same) for sample in batch.samples)
             batch = dataclasses.replace(batch, samples=samples)
         metrics.append(dict(learner.update(batch).metrics))
         if resume and version == 1:

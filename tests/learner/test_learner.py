@@ -380,3 +380,70 @@ def test_the_entropy_share_tells_answers_at_random_from_certain_ones(temperature
     for _ in range(2):
         share = learner.update(parts.batch(samples)).metrics["entropy_share"]
         assert low <= share <= high
+
+
+STEPS = {"epochs": 2, "optimizer_steps": 2}
+
+
+@pytest.mark.parametrize("settings", [{}, STEPS])
+def test_a_batch_without_signal_changes_nothing_but_the_count_of_updates(settings):
+    """Neither by momentum and weight decay, nor by a penalty and a bonus."""
+    algorithm = parts.PolicyGradient(reference=True, entropy=True)
+    learner = parts.learner(algorithm=algorithm, weight_decay=0.1, **settings)
+    learner.update(parts.batch(parts.random_steps(8)))
+    before, seen = learner.digests(), len(algorithm.seen)
+    nothing = [
+        dataclasses.replace(one, reward=0.0, policy_version=1) for one in parts.random_steps(8)
+    ]
+    result = learner.update_with_digests(parts.batch(nothing))
+    assert {**before, "policy_before": before["policy"]} == result.digests
+    assert (result.version, result.new_policy, learner.version, learner.updates) == (2, False, 2, 2)
+    metrics = result.metrics
+    assert (metrics["skipped_no_signal"], metrics["nonfinite_steps"]) == (1.0, 0.0)
+    assert metrics["grad_norm"] == 0.0
+    assert math.isfinite(metrics["loss"])
+    # One pass measures; the tokens are still of the newest version.
+    measured = sum(int(inputs.mask.sum()) for inputs in algorithm.seen[seen:])
+    assert measured == result.tokens
+    assert {"logprob_gap_mean", "entropy"} <= metrics.keys()
+    again = learner.update(parts.batch(nothing)).metrics
+    assert again["logprob_gap_mean"] == pytest.approx(metrics["logprob_gap_mean"])
+    after = learner.update(parts.batch(parts.random_steps(8)))
+    assert (after.version, after.new_policy, after.metrics["skipped_no_signal"]) == (4, True, 0.0)
+    assert learner.digests()["policy"] != before["policy"]
+
+
+def test_advantages_of_samples_that_are_not_trained_on_are_no_signal():
+    samples = [parts.sample(reward=0.0), parts.sample(reward=1.0, prompt_token_ids=(5,) * 9)]
+    learner = parts.learner(max_train_len=8)
+    assert not learner.update(parts.batch(samples)).new_policy
+
+
+@pytest.mark.parametrize("settings", [{}, STEPS])
+def test_a_critic_learns_from_a_batch_without_signal_and_the_policy_does_not(settings):
+    algorithm = parts.PolicyGradient(values=True)
+    learner = parts.learner(algorithm=algorithm, weight_decay=0.1, **settings)
+    learner.update(parts.batch(parts.random_steps(8)))
+    before = learner.state_dict()["policy"]
+    equal = [
+        dataclasses.replace(one, reward=1.0, outcome_reward=1.0, raw_reward=1.0)
+        for one in parts.random_steps(8)
+    ]
+    result = learner.update(parts.batch(equal))
+    assert (result.new_policy, result.metrics["skipped_no_signal"]) == (False, 1.0)
+    assert result.metrics["grad_norm"] > 0
+    after = learner.state_dict()["policy"]
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if name.startswith("value_head")} != set()
+
+
+def test_a_resumed_learner_knows_which_version_its_weights_are_of(tmp_path):
+    learner = parts.learner()
+    learner.update(parts.batch(parts.random_steps(8)))
+    nothing = parts.batch([parts.sample(reward=0.0, policy_version=1)])
+    learner.update(nothing)
+    learner.save_state(tmp_path)
+    resumed = parts.learner()
+    resumed.load_state(tmp_path)
+    assert resumed.version == 2
+    assert "logprob_gap_mean" in resumed.update(nothing).metrics

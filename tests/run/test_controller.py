@@ -291,3 +291,62 @@ def test_a_collapse_is_reported_and_the_run_goes_back_to_before_it(
     assert pool["mode"] == "fictitious"
     page = write_report(Path("run")).read_text()
     assert "rollback to step-6" in page
+
+
+QUIET = """from dataclasses import dataclass
+
+
+@dataclass
+class Quiet:
+    def __call__(self, samples):
+        from dataclasses import replace
+
+        if all(sample.policy_version == 0 for sample in samples):
+            return list(samples)
+        return [replace(sample, reward=0.5, outcome_reward=0.5) for sample in samples]
+"""
+
+
+def test_updates_without_signal_make_no_version_and_a_run_goes_on_from_its_state(
+    train_kuhn: Callable[..., str],
+) -> None:
+    """Batches of version 0 have a signal; the first one later versions play in has none."""
+    Path("quiet.py").write_text(QUIET)
+    train_kuhn(
+        *(
+            "rewards.sampling=[{name: 'quiet:Quiet'}]",
+            "determinism=strict",
+            "learner.batch_size=16",
+        ),
+        *("learner.total_updates=6", "learner.state_every=5", "eval.every=1", "eval.games=2"),
+        *("eval.final_games=2", "learner.schedule=constant", "learner.keep_checkpoints=1"),
+    )
+    metrics, lines = rows("metrics.jsonl"), rows("digests.jsonl")
+    skipped = [row["skipped_no_signal"] for row in metrics]
+    made = skipped.index(1.0)  # versions before the first batch without signal
+    assert 0 < made < 5
+    assert skipped == [0.0] * made + [1.0] * (6 - made)
+    assert [row["step"] for row in metrics] == [1, 2, 3, 4, 5, 6]
+    assert len({line["policy"] for line in lines if line["step"] >= made and "policy" in line}) == 1
+    newest = f"step-{made}"
+    assert json.loads(Path("run/pool.json").read_text())["current"] == newest
+    assert {row["step"] for row in rows("evals.jsonl")} == {*range(made + 1)}
+    assert (
+        max(
+            turn.completion.policy_version
+            for game in read_games(Path("run"))
+            for turn in game.turns
+        )
+        == made
+    )
+    # Those with a state are of the update after which it is saved.
+    saved = [path.name for path in list_checkpoints(Path("run/checkpoints"))]
+    assert saved[-3:] == [newest, "step-5", "step-6"]
+    assert rlforge_here("verify", "run") == 0
+    shutil.rmtree("run/checkpoints/step-6")
+    assert rlforge_here("train", "--resume", "run") == 0
+    assert rows("digests.jsonl") == [
+        {**line, "part": 1} if "part" in line else line for line in lines
+    ]
+    assert rlforge_here("train", "--resume", "run", "--more", "1") == 0
+    assert [row["skipped_no_signal"] for row in rows("metrics.jsonl")] == [*skipped, 1.0]

@@ -3,15 +3,65 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
-from rlforge.algorithms.base import Targets
+from rlforge.algorithms.base import Algorithm, Targets
 from rlforge.errors import RunError
 from rlforge.rewards.sampling import is_constant
 from rlforge.samples import Sample
 
 Formula = Callable[[Sequence[float]], Sequence[float]]
 """Scores of a group's episodes to their advantages."""
+
+
+#: Advantages nearer to 0 than this are rounding errors of a baseline.
+_ROUNDING = 1e-9
+
+
+def steps_anyway(algorithm: Algorithm) -> bool:
+    """Whether ``algorithm`` declares a ``moving_reference``; one that says nothing has none."""
+    return bool(getattr(algorithm, "moving_reference", False))
+
+
+def has_signal(
+    algorithm: Algorithm, samples: Sequence[Sample], advantages: Sequence[float]
+) -> bool:
+    """Whether a batch says which answers are better, so that the policy may step.
+
+    Without a critic it does where an advantage is not 0: normalising leaves equal rewards at 0.
+    With one it does where ``raw_returns`` differ: there the advantages are errors of the critic. A
+    KL penalty or an entropy bonus alone is no reason to step, as the optimizer makes a step of
+    usual size of whatever is left, unless the algorithm declares a ``moving_reference``, towards
+    which it goes on purpose.
+
+    Args:
+        samples: The whole batch.
+        advantages: Advantages of the samples that are trained on; not read with a critic.
+
+    Example:
+        >>> from rlforge.algorithms import make_algorithm
+        >>> from rlforge.config.training import AlgorithmConfig
+        >>> has_signal(make_algorithm(AlgorithmConfig(), max_tokens=2), (), advantages=(0.0, 0.0))
+        False
+    """
+    if steps_anyway(algorithm):
+        return True
+    if algorithm.needs_values:
+        returns = raw_returns(samples)
+        return bool(returns) and not is_constant(returns)
+    # Not ``>``: an advantage that is not a number has to reach the optimizer, which reports it.
+    return not all(abs(advantage) <= _ROUNDING for advantage in advantages)
+
+
+def raw_returns(samples: Sequence[Sample]) -> list[float]:
+    """Raw reward of each sample's game, with what this turn and later ones are paid beside it."""
+    paid: dict[tuple[str, int], float] = defaultdict(float)
+    returns = []
+    for sample in reversed(samples):
+        paid[sample.episode] += sample.reward - sample.outcome_reward
+        returns.append(sample.raw_reward + paid[sample.episode])
+    return returns[::-1]
 
 
 def standardize(values: Sequence[float], divide: bool = True) -> list[float]:

@@ -87,6 +87,16 @@ class PolicyGradient(ABC, Generic[Config]):
         return Reference(to=kl.to, every=kl.refresh_every)
 
     @property
+    def moving_reference(self) -> bool:
+        """Whether the policy follows a snapshot or average of itself, or a mirror descent.
+
+        Such an algorithm (``nash_pg``, ``mmd``) steps without signal, too. A subclass may set it.
+        """
+        kl = self.config.kl
+        followed = kl.coef > 0 and kl.to in ("snapshot", "average")
+        return followed or self.config.proximal_coef > 0
+
+    @property
     def needs_entropy(self) -> bool:
         return self.config.entropy_coef != 0
 

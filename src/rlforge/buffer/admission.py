@@ -302,6 +302,10 @@ class Admission:
         """Stop counting samples drawn to make ``version`` and earlier ones."""
         self._learning = {v: n for v, n in self._learning.items() if v >= version}
 
+    def skipped(self, version: int) -> None:
+        """Stop counting samples drawn to make ``version`` + 1, which is not made."""
+        self._learning.pop(version, None)
+
     def reserve(self, games: int, stored: int, lacks: int, now: float | None = None) -> int:
         """Admit up to ``games`` new games, given ``stored`` samples; returns the number admitted.
 

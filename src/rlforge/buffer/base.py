@@ -10,6 +10,7 @@ import dataclasses
 import math
 import random
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -182,6 +183,8 @@ class Buffer(ABC):
         self._max_age = math.inf
         #: Samples of earlier versions are refused.
         self._first_version = 0
+        #: Numbers of the updates that made no version.
+        self._skipped: list[int] = []
         self._admission = Admission(
             settings, settings.samples_per_game or self.default_samples_per_game
         )
@@ -212,10 +215,19 @@ class Buffer(ABC):
         while self.drawable() > self._settings.max_size:
             self._losses.evicted += self._evict_one()
 
-    def draw(self, n: int, version: int, now: float | None = None) -> TrainBatch | None:
-        """Remove ``n`` samples for an update of ``version``; ``now`` as in ``reserve``.
+    def draw(
+        self, n: int, version: int, now: float | None = None, update: int | None = None
+    ) -> TrainBatch | None:
+        """Remove ``n`` samples for an update of ``version``.
 
         None, and nothing drawn, when fewer are there once the stale ones are dropped.
+
+        Args:
+            n: Samples wanted; whole groups may bring more.
+            version: Version that is updated, as of which samples are stale.
+            now: Time, as in ``reserve``.
+            update: Number of the update; None: the one after ``version``. After updates that made
+                no version it is a later one.
         """
         if n < 1:
             raise ValueError(f"a batch has at least 1 sample, not {n}")
@@ -227,12 +239,18 @@ class Buffer(ABC):
         turns, samples = self._take(n)
         self.losses, self._losses = self._losses, Losses()
         lost = self.losses.turns
-        self._admission.drawn(samples, version, lost / (lost + len(turns)), now)
+        before = version if update is None else update - 1
+        self._admission.drawn(samples, before, lost / (lost + len(turns)), now)
         return TrainBatch(
             samples=tuple(turns),
             whole_episodes=self.kind == "episode",
             dropped_stale=self.losses.stale,
         )
+
+    def skipped(self, update: int) -> None:
+        """Take note that ``update`` makes no version: its batch makes room for games at once."""
+        self._admission.skipped(update - 1)
+        self._skipped.append(update)
 
     def set_version(self, version: int) -> int:
         """New games play with ``version`` from now on; returns the turns that are dropped.
@@ -247,13 +265,18 @@ class Buffer(ABC):
 
     def _advance(self, version: int) -> None:
         """Drop samples that may not be trained on at ``version``, published or not."""
-        if version > self.version:
+        if (version := self._age_of(version)) > self.version:
             self.version = version
             self._drop_before(max(version, self._first_version))
 
+    def _age_of(self, version: int) -> int:
+        """``version`` by the count of updates that made one, by which staleness is measured."""
+        # Else one step after many skipped updates would make every stored game stale.
+        return version - self._settings.wait * bisect_right(self._skipped, version)
+
     def begin_anew(self, version: int) -> None:
         """Remove all samples, and take none of versions before ``version``."""
-        self._first_version = version
+        self._first_version = self._age_of(version)
         self.clear()
 
     @abstractmethod
@@ -301,6 +324,7 @@ class Buffer(ABC):
             "random": [kind, list(internal), gauss],
             "losses": dataclasses.asdict(self._losses),
             "admission": self._admission.state_dict(),
+            **({"skipped": [*self._skipped]} if self._skipped else {}),
             **self._contents(),
         }
 
@@ -320,6 +344,7 @@ class Buffer(ABC):
         self._random.setstate((kind, tuple(internal), gauss))
         self.version = state["version"]
         self._first_version = state["first_version"]
+        self._skipped = list(state.get("skipped", ()))
         self._losses = Losses(**state["losses"])
         self._admission.load_state_dict(state["admission"])
         self._restore(state)
@@ -355,7 +380,7 @@ class Buffer(ABC):
         self._admission.observe(Yield(samples, turns, self._admission.draws_since(game.begun)))
 
     def _stamp(self, turns: Iterable[Sample]) -> Stamp:
-        versions = [turn.policy_version for turn in turns]
+        versions = [self._age_of(turn.policy_version) for turn in turns]
         settings, oldest, newest = self._settings, min(versions), max(versions)
         # After ``begin_anew`` no version may be trained on games of the time before.
         if newest < self._first_version:

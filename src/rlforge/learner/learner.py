@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlforge.algorithms.advantages import has_signal
 from rlforge.algorithms.base import Algorithm
 from rlforge.config.training import LearnerConfig
 from rlforge.errors import CheckpointError
@@ -40,6 +40,7 @@ from rlforge.learner.update_metrics import (
     logprob_metrics,
     optimizer_metrics,
 )
+from rlforge.learner.weights import digest_of_weights
 from rlforge.models.devices import give_back, move
 from rlforge.samples import Sample, TrainBatch, UpdateResult
 
@@ -111,7 +112,8 @@ class Learner:
         self.version = 0
         self.updates = 0
         self.samples_seen = 0
-        # After ``go_back`` the weights are of an earlier version, while ``version`` counts on.
+        # After ``go_back``, and updates without signal, the weights are of an earlier version,
+        # while ``version`` counts on.
         self._weights_version = 0
         self._config = config
         self._algorithm = algorithm
@@ -153,7 +155,8 @@ class Learner:
     def update(self, batch: TrainBatch) -> UpdateResult:
         """Learn from ``batch``; its metrics are listed in ``rlforge.learner.update_metrics``.
 
-        Raises RunError when loss or gradient were not finite ``max_nonfinite`` times in a row.
+        A batch without signal (``has_signal``) leaves the policy as it is, and a critic learns from
+        it. Raises RunError when loss or gradient were not finite ``max_nonfinite`` times in a row.
         """
         watch = Stopwatch(self._device)
         config = self._config
@@ -164,10 +167,17 @@ class Learner:
                 gap = self._earlier.gap(selection, batch.samples, self._weights_version)
             self._earlier.keep(self._weights_version)
             inputs = self._inputs(batch.samples, selection, watch)
-            steps = steps_per_pass(config, len(selection.rows))
+            # Every rank has the whole batch, so that all decide alike.
+            advantages = inputs.advantages.tolist()
+            trained = [advantages[turn.sample] for turn in selection.turns]
+            moves = has_signal(self._algorithm, batch.samples, trained)
+            epochs, steps = config.epochs, steps_per_pass(config, len(selection.rows))
+            if not (moves or self._algorithm.needs_values):
+                # Nothing is learned: one pass measures the loss.
+                epochs = steps = 1
             done = [
-                self._optimizer_step(rows, inputs, watch, selection.share)
-                for _ in range(config.epochs)
+                self._optimizer_step(rows, inputs, watch, selection.share, moves)
+                for _ in range(epochs)
                 for rows in split_rows(selection.rows, steps, generator)
             ]
         if self._single_step:
@@ -188,16 +198,19 @@ class Learner:
         }
         self.version += 1
         self.updates += 1
-        self._weights_version = self.version
+        if moves:
+            self._weights_version = self.version
         self._policy.followers.follow(self.updates)
         self.samples_seen += len(selection.turns)
         return UpdateResult(
             version=self.version,
             samples=len(selection.turns),
             tokens=selection.tokens,
-            advantages=tuple(inputs.advantages.tolist()),
+            advantages=tuple(advantages),
+            new_policy=moves,
             metrics={
                 **metrics,
+                "skipped_no_signal": float(not moves),
                 "lr": learning_rate,
                 **advantage_metrics(inputs.advantages),
                 "samples_seen": float(self.samples_seen),
@@ -212,7 +225,7 @@ class Learner:
     def update_with_digests(self, batch: TrainBatch) -> UpdateResult:
         """Update as ``update``, with digests of the weights before, and of the state after."""
         # With a digest from before, a check can tell a fault of this update from an earlier one.
-        before = _digest(self._policy.trained())
+        before = digest_of_weights(self._policy.trained())
         result = self.update(batch)
         return dataclasses.replace(result, digests={"policy_before": before, **self.digests()})
 
@@ -315,8 +328,8 @@ class Learner:
     def digests(self) -> dict[str, str]:
         """SHA-256 of this rank's trained weights (``policy``) and state of the ``optimizer``."""
         return {
-            "policy": _digest(self._policy.trained()),
-            "optimizer": _digest(self._optimizer.adamw.state_dict()),
+            "policy": digest_of_weights(self._policy.trained()),
+            "optimizer": digest_of_weights(self._optimizer.adamw.state_dict()),
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -324,6 +337,7 @@ class Learner:
         keep = self._ranks.rank == 0
         return {
             "version": self.version,
+            "weights_version": self._weights_version,
             "updates": self.updates,
             "samples_seen": self.samples_seen,
             "seed": self._seed,
@@ -337,7 +351,9 @@ class Learner:
         self._policy.load_state_dict(state["policy"])
         self._policy.followers.load_state_dict(state["followers"])
         self._optimizer.load_state_dict(state)
-        self.version = self._weights_version = state["version"]
+        self.version = state["version"]
+        # States of earlier versions of rlforge lack it.
+        self._weights_version = state.get("weights_version", self.version)
         self.updates = state["updates"]
         self.samples_seen = state["samples_seen"]
         self._seed = state["seed"]
@@ -402,16 +418,21 @@ class Learner:
         )
 
     def _optimizer_step(
-        self, rows: Sequence[Row], inputs: UpdateInputs, watch: Stopwatch, share: float
+        self, rows: Sequence[Row], inputs: UpdateInputs, watch: Stopwatch, share: float, moves: bool
     ) -> OptimizerStep:
-        """Accumulate the gradient over the micro-batches of ``rows`` and apply it if finite."""
+        """Accumulate the gradient over the micro-batches of ``rows`` and apply it if finite.
+
+        Where the policy does not move (``moves``), that is the gradient of the critic; without one
+        there is none, and the loss is only measured.
+        """
+        learns = moves or self._policy.value_head is not None
         turns = [turn for row in rows for turn in row.turns]
         total_tokens = sum(len(turn.answer) for turn in turns)
         counts = {"positions": 0, "padding": 0, "reused": 0, "unread": 0, "scored": 0}
         # Sums stay on the device and are read once: passes follow without synchronisation.
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
         sums: dict[str, Tensor] = {}
-        with watch.phase("gradient"):
+        with watch.phase("gradient"), torch.set_grad_enabled(learns):
             for part in self._policy.passes(rows):
                 micro = part.micro
                 present = self._policy.present(micro)
@@ -421,7 +442,8 @@ class Learner:
                 output = self._algorithm.loss(
                     loss_inputs(micro, scores, inputs, total_tokens, len(turns) / share, present)
                 )
-                (output.loss * float(part.counts)).backward()  # type: ignore[no-untyped-call]
+                if learns:
+                    (output.loss * float(part.counts)).backward()  # type: ignore[no-untyped-call]
                 # A pass that only keeps ranks in step repeats a row, which must not count twice.
                 if not part.counts:
                     continue
@@ -439,7 +461,10 @@ class Learner:
             totals = self._ranks.add_up({"loss": total_loss, **counts})
             total_loss = totals.pop("loss")
             counts = {name: round(number) for name, number in totals.items()}
-            grad_norm, applied = self._optimizer.step(total_loss, self.version + 1)
+            grad_norm, applied = 0.0, True
+            if learns:
+                update = self.version + 1
+                grad_norm, applied = self._optimizer.step(total_loss, update, policy=moves)
         return OptimizerStep(
             loss=total_loss,
             grad_norm=grad_norm,
@@ -467,25 +492,3 @@ class Learner:
 
     def _tensor(self, numbers: Sequence[float]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.float32, device=self._device)
-
-
-def _digest(state: Any) -> str:
-    """SHA-256 of nested mappings, lists, tensors and numbers."""
-    digest = hashlib.sha256()
-
-    def add(name: str, part: Any) -> None:
-        if isinstance(part, Mapping):
-            for key, each in part.items():
-                add(f"{name}/{key}", each)
-        elif isinstance(part, list | tuple):
-            for place, each in enumerate(part):
-                add(f"{name}/{place}", each)
-        elif isinstance(part, Tensor):
-            whole = part.detach().cpu().contiguous()
-            digest.update(f"{name} {whole.dtype} {tuple(whole.shape)}\n".encode())
-            digest.update(whole.reshape(-1).view(torch.uint8).numpy().data)
-        else:
-            digest.update(f"{name} {part!r}\n".encode())
-
-    add("", state)
-    return digest.hexdigest()

@@ -71,7 +71,7 @@ class Optimizer:
         #: Factor of the learning rates beside their schedule.
         self.factor = 1.0
         self._nonfinite_in_a_row = 0
-        parameters = list(policy)
+        parameters = self._policy = list(policy)
         # Vectors are norm gains and biases; weight decay would pull the gains towards 0.
         matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
         vectors = [parameter for parameter in parameters if parameter.ndim < 2]
@@ -100,11 +100,15 @@ class Optimizer:
             group["lr"] = group["initial_lr"] * factor
         return self._config.learning_rate * factor
 
-    def step(self, loss: float, update: int) -> tuple[float, bool]:
+    def step(self, loss: float, update: int, *, policy: bool = True) -> tuple[float, bool]:
         """Apply and forget the ranks' gradients; returns their norm, and whether they were applied.
 
-        Raises RunError, which names ``update``, where too many in a row were not finite.
+        Without ``policy`` only those of the value head are. Raises RunError, which names
+        ``update``, where too many in a row were not finite.
         """
+        if not policy:
+            for parameter in self._policy:
+                parameter.grad = None
         parameters = [p for group in self.adamw.param_groups for p in group["params"]]
         self._ranks.sum_gradients(parameters)
         norm = clip_gradient(parameters, self._config.grad_clip, self._ranks)

@@ -4,7 +4,8 @@
 ``loss``             of an optimizer step, averaged over those applied; nan if none was
 ``grad_norm``        global norm before clipping, averaged likewise
 ``lr``               learning rate of the policy
-``nonfinite_steps``  optimizer steps skipped because loss or gradient was not finite
+``nonfinite_steps``  optimizer steps skipped because loss or gradient was not finite;
+                     ``skipped_no_signal`` 1 where the batch had no signal, and the policy no step
 ``tokens``           answer tokens in the loss
 ``seconds``          of the update; also ``seconds_scoring`` (critic and log-probs before it),
                      ``seconds_targets`` (advantages), ``seconds_gradient``, ``seconds_optimizer``

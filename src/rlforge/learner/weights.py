@@ -1,4 +1,4 @@
-"""Trained weights: attaching a new adapter; saving and loading adapter, model and critic.
+"""Trained weights: attaching a new adapter; saving, loading and digests of what is trained.
 
 An adapter has PEFT's own layout on disk, full weights Hugging Face's, and a critic adds
 ``value_head.safetensors``.
@@ -7,6 +7,7 @@ An adapter has PEFT's own layout on disk, full weights Hugging Face's, and a cri
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -141,3 +142,25 @@ def _read(file: Path) -> dict[str, Tensor]:
         raise CheckpointError(unreadable(file) or lacking) from error
     except SafetensorError as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
+
+
+def digest_of_weights(state: Any) -> str:
+    """SHA-256 of nested mappings, lists, tensors and numbers."""
+    digest = hashlib.sha256()
+
+    def add(name: str, part: Any) -> None:
+        if isinstance(part, Mapping):
+            for key, each in part.items():
+                add(f"{name}/{key}", each)
+        elif isinstance(part, list | tuple):
+            for place, each in enumerate(part):
+                add(f"{name}/{place}", each)
+        elif isinstance(part, Tensor):
+            here = part.detach().cpu().contiguous()
+            digest.update(f"{name} {here.dtype} {tuple(here.shape)}\n".encode())
+            digest.update(here.reshape(-1).view(torch.uint8).numpy().data)
+        else:
+            digest.update(f"{name} {part!r}\n".encode())
+
+    add("", state)
+    return digest.hexdigest()

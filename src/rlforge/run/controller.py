@@ -172,7 +172,11 @@ class GameController:
             with contextlib.suppress(Exception):
                 await write_batch(number)
             raise
-        self._version = policy.updated = result.version
+        self._version = result.version
+        if result.new_policy:
+            policy.updated = result.version
+        else:
+            await self._actors.buffer.skipped.remote(number, name)
         policy.updates += 1
         self._watch.learner_worked(span)
         custom, figures, _ = await asyncio.gather(
@@ -252,6 +256,13 @@ class GameController:
         newest = self._policies.newest
         await self._save(newest)
         await self._published()
+        uid = newest.newest.uid
+        if newest.updated != self._version:
+            # The update had no signal. A state is in the folder of its update's number, so that
+            # all else is rewound to it: here with the weights of an earlier one, not published.
+            last = self._policies.at_turn(self._version - 1)
+            parent = last.newest.uid
+            uid = (await self._actors.learner.save(self._version, parent, name=last.name)).uid
         self._retention.resumable = await self._actors.pool.needed_versions.remote()
         pool, buffer = await asyncio.gather(
             self._actors.pool.state_dict.remote(), self._actors.buffer.state_dict.remote()
@@ -266,8 +277,8 @@ class GameController:
             # Last: what the others refer to is on disk then, also if the run is killed next.
             "game_files": await self._actors.tracker.close_game_file.remote(),
         }
-        await self._actors.learner.save_state(newest.newest.uid, state)
-        log.info("--resume can continue from %s", newest.newest.uid)
+        await self._actors.learner.save_state(uid, state)
+        log.info("--resume can continue from %s", uid)
 
     async def _restore(self, state: dict[str, Any], version: int) -> None:
         here = str(self._run_dir)

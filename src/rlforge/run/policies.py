@@ -24,7 +24,7 @@ class Trained:
     Attributes:
         newest: Newest saved version.
         parent: Parent of the next version; None: ``newest``.
-        updated: Number of its newest update.
+        updated: Number of the newest update that changed it; one without signal does not.
         begun: Number of the update at which it began, or began anew.
         updates: Updates of this policy since then.
     """

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
 
+from rlforge.algorithms.advantages import has_signal, steps_anyway
 from rlforge.algorithms.base import Algorithm
 from rlforge.continuous.config.continuous import ContinuousSettings
 from rlforge.continuous.decisions.records import Decision
@@ -235,12 +236,13 @@ class WindowFilter:
                     f"{settings.max_agent_share:g}"
                 )
             return f"no selected decision can be learned from: {', '.join(left_out)}"
+        if steps_anyway(self.algorithm):
+            return ""
         if is_constant([sample.reward for sample in samples]):
             same = f"all {len(samples)} decisions have the same {settings.train_on}"
             return f"{same}: there is no gradient"
-        # A critic's advantages differ even where rewards do not: then only rewards are compared.
-        if not self.algorithm.needs_values and not any(
-            self.algorithm.targets(samples, None).advantages
-        ):
+        critic = self.algorithm.needs_values
+        advantages = () if critic else self.algorithm.targets(samples, None).advantages
+        if not has_signal(self.algorithm, samples, advantages):
             return "every advantage is 0: no decision differs from those that it is compared with"
         return ""

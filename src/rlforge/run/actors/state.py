@@ -245,9 +245,9 @@ class _Samples:
         durations = [record.duration_s for record in played]
         self.buffer.release(ended, statistics.mean(durations) if durations else None)
 
-    def draw(self, version: int, now: float) -> TrainBatch | None:
+    def draw(self, version: int, now: float, update: int) -> TrainBatch | None:
         """Draw a batch from the buffer."""
-        drawn = self.buffer.draw(self.batch_size, version, now)
+        drawn = self.buffer.draw(self.batch_size, version, now, update)
         if drawn is not None and self._met:
             games = Counter(chain.from_iterable(self._met))
             self._opponent_share = max(games.values(), default=0) / len(self._met)
@@ -380,7 +380,7 @@ class BufferActor:
                     return None, None
                 if samples.buffer.ready():
                     now = time.monotonic()
-                    drawn = samples.draw(version, now)
+                    drawn = samples.draw(version, now, update)
                     if drawn is not None and wait:
                         handed, self._handed[name] = self._handed.get(name, asked), now
                         samples.buffer.waited(now - asked, asked - handed)
@@ -409,6 +409,12 @@ class BufferActor:
             if self._decode is None:
                 self._decode = await asyncio.to_thread(load_decoder, self._model)
             await asyncio.to_thread(write_batch, path, batch, self._decode, advantages)
+
+    async def skipped(self, update: int, name: str) -> None:
+        """Make room for games, where the ``update`` of a policy makes no version to wait for."""
+        async with self._changed:
+            self._samples[name].buffer.skipped(update)
+            self._changed.notify_all()
 
     async def set_version(self, version: int, name: str = "") -> None:
         """Take a published version: drop samples that are too old, make room for games."""
