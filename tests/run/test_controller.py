@@ -261,7 +261,7 @@ def test_a_collapse_is_reported_and_the_run_goes_back_to_before_it(
 
     def planted(*arguments: Any) -> dict[str, float]:
         metrics = measure(*arguments)
-        if arguments[-2] >= 6:  # updates before it
+        if arguments[-1] >= 6:  # updates before it
             metrics["entropy"] /= 8
         return metrics
 
