@@ -6,7 +6,8 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,7 +49,15 @@ from rlforge.preflight.plan import (
 from rlforge.preflight.policy import checked, value_problems, with_template
 from rlforge.preflight.surroundings import require
 from rlforge.record.status import check_unused
-from rlforge.record.sweeps import FAILED, job_of, members, write_sweep
+from rlforge.record.sweeps import (
+    FAILED,
+    STOPPED,
+    elsewhere,
+    job_of,
+    members,
+    to_resume,
+    write_sweep,
+)
 from rlforge.rollout.lineup import other_models
 from rlforge.system import signals
 from rlforge.system.files import atomic_write, new_folder
@@ -68,6 +77,12 @@ SWEEP = (
 )
 """Hydra's settings for a sweep: each job makes its own run directory, Hydra writes nothing."""
 
+
+TELL_EVERY_S = 0.5
+"""Seconds between looks for jobs of a sweep that a signal is to reach."""
+
+#: The process that runs a sweep; jobs in it may end it by an exception.
+_sweeping = 0
 
 STAMP = "%Y-%m-%d_%H-%M-%S"
 """Form of the time in the names of runs and sweeps."""
@@ -217,6 +232,7 @@ def sweep(
     shared = [f"{item.get_key_element()}={item.get_value_element_as_str()}" for item in fixed]
     try:
         with (
+            _stopped_in_order(sweep_dir, root),
             RunLock(sweep_dir),  # held as long as further jobs may start
             initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="rlforge"),
         ):
@@ -227,18 +243,96 @@ def sweep(
             )
     except HydraException as error:  # a launcher or sweeper that is not installed, or its options
         if not members(sweep_dir):  # no job has started
-            shutil.rmtree(sweep_dir)
-            with contextlib.suppress(OSError):  # of other runs
-                os.removedirs(sweep_dir.parent)
+            _remove(sweep_dir)
         raise ConfigError(f"the sweep cannot start: {str(error).splitlines()[0]}") from error
     return sweep_dir
+
+
+@contextlib.contextmanager
+def _stopped_in_order(sweep_dir: Path, root: type[PolicyConfig]) -> Iterator[None]:
+    """In the block a signal lets the jobs save, wherever a launcher runs them; no further starts.
+
+    The block then ends by a KeyboardInterrupt that says how to go on.
+    """
+    global _sweeping
+    mark, over, told = sweep_dir / STOPPED, threading.Event(), set[int]()
+
+    def tell() -> None:
+        # A job may have been about to start.
+        while not over.is_set():
+            for process in elsewhere(sweep_dir) - told:
+                told.add(process)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signals.INTERRUPT)
+            over.wait(TELL_EVERY_S)
+
+    def interrupted() -> None:
+        first = not mark.exists()
+        mark.touch()
+        told.clear()
+        if not elsewhere(sweep_dir):
+            raise KeyboardInterrupt
+        # A launcher would kill the processes of its jobs in the middle of their work.
+        if first:
+            threading.Thread(target=tell, daemon=True).start()
+
+    _sweeping = os.getpid()
+    try:
+        with signals.owned(), lossy("stdout", "stderr"), signals.heard(interrupted):
+            yield
+    except BaseException as error:
+        # After a signal it is a consequence of it.
+        if not (mark.exists() or isinstance(error, KeyboardInterrupt)):
+            raise
+        mark.touch()
+    finally:
+        over.set()
+    if mark.exists():
+        mark.unlink()
+        raise KeyboardInterrupt(_how_to_go_on(sweep_dir, root))
+
+
+def _how_to_go_on(sweep_dir: Path, root: type[PolicyConfig]) -> str:
+    """The end of a message about a sweep that was stopped; folders without a run are removed."""
+    for folder in sweep_dir.iterdir():
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+    if not members(sweep_dir):
+        _remove(sweep_dir)
+        return "before a job had started"
+    commands = [command_line(root.command, "--resume", run) for run in to_resume(sweep_dir)]
+    again = f"; go on with: {'; '.join(commands)}" if commands else ""
+    return f"in {sweep_dir}; no further job starts{again}"
+
+
+def _remove(sweep_dir: Path) -> None:
+    shutil.rmtree(sweep_dir)
+    with contextlib.suppress(OSError):  # of other runs
+        os.removedirs(sweep_dir.parent)
 
 
 def sweep_job(job: DictConfig) -> float:
     """Run a job of a sweep, wherever its launcher does; returns the objective.
 
-    A failed job leaves ``failed.txt``, an interrupted one ends the sweep by KeyboardInterrupt.
+    A failed job leaves ``failed.txt``. Where a signal has come, the last job under way ends the
+    sweep by KeyboardInterrupt.
     """
+    with signals.owned():
+        sweep_dir = Path(HydraConfig.get().sweep.dir).absolute()
+        try:
+            if (sweep_dir / STOPPED).exists():
+                raise KeyboardInterrupt
+            return _of_job(job)
+        except KeyboardInterrupt:
+            (sweep_dir / STOPPED).touch()
+            # Hydra would start the next job after a return; but a launcher that hears of an
+            # exception kills the processes of other jobs, which may be saving.
+            if _sweeping == os.getpid() or not elsewhere(sweep_dir):
+                raise
+    return float("-inf")
+
+
+def _of_job(job: DictConfig) -> float:
     hydra = HydraConfig.get()
     whole = job.copy()
     # Hydra locks the keys of a job, and ``from_hydra`` needs its choices.
@@ -265,9 +359,7 @@ def sweep_job(job: DictConfig) -> float:
         # Sweepers maximise: this is the worst result, and further jobs start.
         return float("-inf")
     if outcome.interrupted:
-        again = command_line(root.command, "--resume", run_dir)
-        # After a return Hydra would start the next job, and Ctrl-C is meant for all.
-        raise KeyboardInterrupt(f"in {about}; no further job starts; go on with this one: {again}")
+        raise KeyboardInterrupt
     return float(outcome.objective())
 
 

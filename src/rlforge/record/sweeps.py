@@ -7,6 +7,7 @@ further ones for each (``jobs``; null where the sweeper chooses them as it goes)
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 SWEEP_FILE = "sweep.json"
 #: In the folder of a job that failed: why.
 FAILED = "failed.txt"
+#: In the folder of a sweep that a signal stops: no further job starts.
+STOPPED = "stopped"
 
 #: Most characters of the overrides in front of every line that a job prints.
 _LABEL = 40
@@ -100,6 +103,18 @@ def read_sweep(folder: Path) -> dict[str, Any]:
     except DamagedError as error:  # it must not hide the jobs, which are there without it
         log.warning("%s", error)
         return {}
+
+
+def elsewhere(folder: Path) -> set[int]:
+    """Processes, other than this one, that run jobs of the sweep on this machine."""
+    locks = (RunLock(file.parent) for file in folder.glob(f"*/{RunLock.FILE}"))
+    return {pid for lock in locks if (pid := lock.holder()) not in (None, os.getpid())}
+
+
+def to_resume(folder: Path) -> list[Path]:
+    """The jobs of a sweep that were begun and have not come to an end of their own."""
+    ends = {run: read_summary(RunPaths(root=run)).get("status") for run in members(folder)}
+    return [run for run, status in ends.items() if status in ("running", "interrupted", "killed")]
 
 
 def job_of(run_dir: Path, overrides: Sequence[str] = ()) -> Job | None:

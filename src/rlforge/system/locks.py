@@ -66,6 +66,13 @@ class Lock:
             self._lock.release()
             self._lock = None
 
+    def holder(self) -> int | None:
+        """The process of this machine that holds the lock."""
+        if not self.held():
+            return None
+        named = _named(self._file.read_bytes()) or {}
+        return named["pid"] if named.get("host") == socket.gethostname() else None
+
     def held(self) -> bool | None:
         """Whether a process holds the lock; None where that cannot be known, as without a file."""
         try:

@@ -26,6 +26,9 @@ from typing import Any
 WARNINGS = {"USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *WARNINGS.values())
 
+INTERRUPT = signal.SIGTERM
+"""Signal by which a process of rlforge lets another one end."""
+
 INTERRUPTED = 130
 """Exit code of a command that a signal ended."""
 
@@ -115,6 +118,26 @@ def owned() -> Iterator[None]:
         yield
     finally:
         _give_back()
+
+
+@contextlib.contextmanager
+def regained() -> Iterator[None]:
+    """Own the handlers again that native code in the block has replaced; signals wait meanwhile.
+
+    Threads that begin in the block leave signals to the main one.
+    """
+    if not _hears():
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        for number in _owner.replaced:
+            # One that ``warned_by`` has given back stays where it is.
+            if signal.getsignal(number) == _owner.on_signal:
+                signal.signal(number, _owner.on_signal)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _give_back() -> None:

@@ -21,7 +21,7 @@ from ray._private import utils, worker
 
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import RunError
-from rlforge.system.signals import WARNINGS, heed, held, owned
+from rlforge.system.signals import WARNINGS, heed, held, owned, regained
 
 log = logging.getLogger(__name__)
 
@@ -168,14 +168,16 @@ def _own_groups() -> Iterator[None]:
 def _without_handlers() -> Iterator[None]:
     """In the block Ray sets no handler of SIGTERM.
 
-    Its own ends this process in the middle of anything, by an exit code that says nothing.
+    Its own ends this process in the middle of anything, by an exit code that says nothing; another
+    one, of its native code, prints a stack trace.
     """
-    set_handler = utils.set_sigterm_handler
+    set_handler, connect = utils.set_sigterm_handler, worker.connect
     utils.set_sigterm_handler = lambda handler: None
+    worker.connect = regained()(connect)
     try:
         yield
     finally:
-        utils.set_sigterm_handler = set_handler
+        utils.set_sigterm_handler, worker.connect = set_handler, connect
 
 
 @contextlib.contextmanager
