@@ -13,6 +13,7 @@ from tests.harness.sweep_runs import write_job, write_jobs
 
 from rlforge.record.files import create_run
 from rlforge.record.progress import EngineRow, ExactRow
+from rlforge.record.signals import Signal
 from rlforge.record.sweeps import write_sweep
 from rlforge.show import display as display_module
 from rlforge.show.display import NOTES, Display, collection_line, exact_line, monitor, monitor_jobs
@@ -120,6 +121,19 @@ def test_plain_lines_report_updates_evaluations_and_the_end(tracker, clock):
         "[0:10] done at update 2/10, 20 games",
     ]
     assert written(out).isascii()
+
+
+def test_plain_says_once_that_a_signal_begins_and_once_that_it_ends(tracker):
+    out = console()
+    one = Signal(name="idle", step=2, text="all rest", mend="add games", weight="slow")
+    with Display("demo", "plain", out, plain_every_s=0.0) as shown:
+        for signals in ((), (one,), (one,), (dataclasses.replace(one, until=7),)):
+            shown.show(dataclasses.replace(tracker.progress(), signals=signals))
+    lines = [line for line in written(out).splitlines() if "signal" in line]
+    assert [line.partition("] ")[2] for line in lines] == [
+        "signal at update 2, idle: all rest; add games",
+        "signal of update 2 has ended, idle",
+    ]
 
 
 def test_plain_updates_are_spaced_out(tracker, now):

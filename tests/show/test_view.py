@@ -12,6 +12,7 @@ from tests.harness.records import draw, one_line, progress_of
 
 from rlforge.record.progress import ExactRow, Progress, WindowRow
 from rlforge.record.results import Alarm, ApiUsage, PoolEntry
+from rlforge.record.signals import Signal
 from rlforge.show.view import progress_view
 from rlforge.system.hardware import GpuLoad
 from rlforge.system.values import from_json, to_json
@@ -163,6 +164,43 @@ def test_gpus_are_shown_where_there_are_some(tracker, width):
     assert {cell_len(line) for line in lines} == {width}
     for part in ("GPU 0", "34.0/141 GiB", "512/700 W", "87%", "GPU 1", "1.0/2 GiB"):
         assert any(part in line for line in lines), part
+
+
+def signals(*weights):
+    return tuple(
+        Signal(
+            name=f"signal_{number}",
+            step=number,
+            text=f"{weight} figures of this run are what they should not be, by 0.{number}",
+            mend="set a key to another value",
+            weight=weight,
+        )
+        for number, weight in enumerate(weights)
+    )
+
+
+@pytest.mark.parametrize(("width", "folded"), [(80, 2), (120, 1)])
+def test_one_signal_stands_in_full_below_the_head(tracker, width, folded):
+    progress = dataclasses.replace(tracker.progress(), signals=signals("barren"))
+    lines = draw(progress, width)
+    at = next(at for at, line in enumerate(lines) if "signal_0" in line)
+    assert lines[at - 1].startswith("╰")
+    text = " ".join(line.strip() for line in lines[at : at + folded])
+    assert text.startswith("signal_0  barren figures of this run")
+    assert text.endswith("; set a key to another value")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_several_signals_have_three_lines_and_the_gravest_comes_first(tracker, width):
+    several = signals("slow", "final", "slow", "barren", "slow")
+    progress = dataclasses.replace(tracker.progress(), signals=several)
+    lines = draw(progress, width)
+    named = [re.findall(r"signal_\d", line) for line in lines]
+    assert [names for names in named if names] == [["signal_3"], ["signal_1"], ["signal_4"]]
+    assert next(line for line in lines if "signal_4" in line).rstrip().endswith("+2")
+    ended = tuple(dataclasses.replace(one, until=9) for one in several)
+    text = one_line(draw(dataclasses.replace(progress, signals=ended), width))
+    assert "signal_" not in text
 
 
 @pytest.mark.parametrize("width", [60, 80])

@@ -58,8 +58,7 @@ def _games(
 def _cut_by_turns(seen: Seen, env: str) -> tuple[str, str, Change]:
     limits = {entry.max_turns for entry in seen.config.env.train if entry.id == env}
     at = f"max_turns={limits.pop()}" if len(limits) == 1 else "their turn limit"
-    what = f"are cut at {at}, and such a game has no result"
-    return what, "raise max_turns in env.train", remedies.turns(seen.config, env)
+    return f"are cut at {at}", "raise max_turns in env.train", remedies.turns(seen.config, env)
 
 
 def _cut_by_context(seen: Seen, env: str) -> tuple[str, str, Change]:
@@ -186,34 +185,25 @@ def _nan_steps(seen: Seen, threshold: float) -> Finding | None:
     )
 
 
-def _moves(seen: Seen) -> bool:
-    """Whether ``kl`` tells how far an update moves the policy."""
-    learner = seen.config.learner
-    # Turns of the version that learns from them, in one step, are scored before it is made.
-    steps = learner.epochs * learner.optimizer_steps
-    return steps > 1 or (seen.mean("lag_mean") or 0.0) >= 0.5
-
-
 def _not_moved(seen: Seen, threshold: float) -> Finding | None:
-    moved = seen.mean("kl")
-    if moved is None or abs(moved) > threshold or not _moves(seen):
-        return None
-    if seen.mean("skipped_no_signal") == 1.0:
+    moved = seen.mean("moved")
+    # Updates without a step have a signal of their own.
+    if moved is None or moved > threshold or seen.mean("skipped_no_signal") == 1.0:
         return None
     return Finding(
-        text=f"the policy moves by {abs(moved):.1g} nats an update",
+        text=f"an update moves the policy by {moved:.1g} nats a token",
         mend=f"raise learner.learning_rate={_rate(seen)}",
         weight="barren",
-        change=remedies.rate(seen.config, 100 if abs(moved) < threshold / 10 else 10),
+        change=remedies.rate(seen.config, 100 if moved < threshold / 100 else 10),
     )
 
 
 def _moved_far(seen: Seen, threshold: float) -> Finding | None:
-    moved = seen.now("kl")
+    moved = seen.now("moved")
     if moved is None or moved < threshold:
         return None
     return Finding(
-        text=f"an update moves the policy by {moved:.2g} nats",
+        text=f"an update moves the policy by {moved:.2g} nats a token",
         mend=f"lower learner.learning_rate={_rate(seen)}, learner.epochs or optimizer_steps",
         change=remedies.rate(seen.config, 0.1),
     )
@@ -254,11 +244,16 @@ def _clipped(seen: Seen, threshold: float) -> Finding | None:
 
 
 def _low_entropy(seen: Seen, threshold: float) -> Finding | None:
-    share = seen.now("entropy_share")
-    if share is None or share > threshold:
+    entropy, choices = seen.now("answer_entropy"), seen.now("info/legal_actions")
+    # A policy that has learned may be certain; one that begins so has nothing to try.
+    if entropy is None or choices is None or choices <= 1 or seen.step > SPAN:
+        return None
+    share = entropy / math.log(choices)
+    if share > threshold:
         return None
     return Finding(
-        text=f"answers are all but certain (entropy is {share:.1%} of the most)",
+        text=f"answers have an entropy of {entropy:.2g} nats, {share:.0%} of what {choices:.1f} legal "
+        "moves allow",
         mend=f"raise engine.temperature={_temperature(seen)}, or algorithm.entropy_coef",
         change=remedies.temperature(seen.config, up=True),
     )
@@ -334,14 +329,14 @@ def _worse(now: EvalResult, start: EvalResult) -> bool:
 
 
 def _waiting(seen: Seen, threshold: float) -> Finding | None:
-    waits = seen.mean("learner_waits", _FEW)
+    works = seen.mean("learner_share", _FEW)
     # The first update of a run waits while the engines start.
-    if waits is None or waits < threshold or seen.step <= _FEW:
+    if works is None or 1 - works < threshold or seen.step <= _FEW:
         return None
     return Finding(
-        text=f"the learner waits {waits:.0%} of the time for games",
-        mend="the engines are slow or few: see `rlforge doctor --run RUN` and "
-        "engine.max_parallel_seq, engine.num_engines",
+        text=f"the learner waits for games {1 - works:.0%} of the time",
+        mend="the engines are slow or few: `rlforge doctor --run RUN` measures them, and "
+        "engine.max_parallel_seq and engine.num_engines give more",
     )
 
 
@@ -439,13 +434,13 @@ NAN_STEPS = Condition(
     "steps of an update that are not finite", 1, ("nonfinite_steps", "grad_norm"), _nan_steps
 )
 NOT_MOVED = Condition(
-    "nats by which an update moves the policy, in the mean of ten, at most",
-    1e-5,
-    ("kl", "lr"),
+    "nats a token by which an update moves the policy, in the mean of ten, at most",
+    1e-6,
+    ("moved", "lr"),
     _not_moved,
 )
 MOVED_FAR = Condition(
-    "nats by which an update moves the policy", 1.0, ("kl", "clip_fraction"), _moved_far
+    "nats a token by which an update moves the policy", 0.5, ("moved", "clip_fraction"), _moved_far
 )
 LOGPROB_GAP = Condition(
     "gap of engine's and learner's log-probs, in nats", 0.03, ("logprob_gap_mean",), _logprob_gap
@@ -460,10 +455,13 @@ CLIPPED = Condition(
     "share of clipped tokens", 0.6, ("clip_fraction", "importance_capped_fraction"), _clipped
 )
 LOW_ENTROPY = Condition(
-    "share of the largest entropy, at most", 0.003, ("entropy_share", "entropy"), _low_entropy
+    "entropy of answers in the first ten updates, as a share of that of the legal moves, at most",
+    0.35,
+    ("answer_entropy", "info/legal_actions"),
+    _low_entropy,
 )
 HIGH_ENTROPY = Condition(
-    "share of the largest entropy", 0.97, ("entropy_share", "entropy"), _high_entropy
+    "entropy, as a share of that of random tokens", 0.97, ("entropy_share", "entropy"), _high_entropy
 )
 ONE_SEAT = Condition("share of one seat", 0.99, ("seat_share_max",), _one_seat)
 ONE_OPPONENT = Condition(
@@ -471,7 +469,7 @@ ONE_OPPONENT = Condition(
 )
 BELOW_START = Condition("evaluations in a row below the start", 3, (), _below_start)
 WAITING = Condition(
-    "share of time in which the learner waits", 0.95, ("learner_waits", "games_per_s"), _waiting
+    "share of time in which the learner waits", 0.95, ("learner_share", "games_per_s"), _waiting
 )
 IDLE = Condition("share of time in which engines and learner rest", 0.8, ("idle_share",), _idle)
 THROWN_AWAY = Condition("share of samples that are thrown away", 0.5, ("lost_share",), _thrown_away)
