@@ -72,6 +72,19 @@ def test_one_turn_of_the_current_version_is_too_few_for_a_batch_of_many():
     assert gap(few) == pytest.approx((OFFSET, OFFSET), abs=1e-4)
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_movement_is_the_divergence_of_a_turn_of_the_batch(steps):
+    learner, model = parts.adapted(kept_versions=0, learning_rate=0.03, optimizer_steps=steps)
+    batch = drawn(model, 20, version=0)
+    before = parts.answer_logprobs(model, batch[:1])
+    metrics = learner.update(parts.batch(batch)).metrics
+    ratio = parts.answer_logprobs(model, batch[:1]) - before
+    assert ratio.abs().min() > 1e-3
+    assert metrics["moved"] == pytest.approx(float((ratio.exp() - 1 - ratio).mean()), rel=1e-2)
+    of_answers = [-sum(sample.logprobs) for sample in batch]
+    assert metrics["answer_entropy"] == pytest.approx(sum(of_answers) / 20, rel=1e-5)
+
+
 CASES = {
     "adapter": {},
     "several steps": {"epochs": 2, "optimizer_steps": 2},

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlforge.errors import CheckpointError
-from rlforge.learner.batching import Selection, join_turns
+from rlforge.learner.batching import Row, Selection, join_turns
 from rlforge.learner.policy import Policy
 from rlforge.learner.update_metrics import gap_metrics
 from rlforge.samples import Sample
@@ -28,6 +28,48 @@ MOST_SAMPLED = 16
 
 TURNS_PER_SAMPLED = 24
 """Turns of a batch per turn that is scored again: about 1 % of the work, without gradient."""
+
+
+def movement(
+    policy: Policy, selection: Selection, batch: Sequence[Sample], before: Tensor
+) -> dict[str, float]:
+    """``moved``: KL divergence from a policy before an update to the one after, in nats a token.
+
+    Some turns of the batch are scored again, and the estimate is k3 of them
+    (http://joschu.net/blog/kl-approx.html). Every rank calls it.
+
+    Args:
+        before: Log-probs [N] of the batch's tokens before the update.
+    """
+    if not selection.turns:
+        return {}
+    turns = _spread(selection.turns)
+    after = _scored(policy, turns, selection, batch)
+    ratio = after - _of_turns(before.cpu(), turns)
+    return {"moved": float((ratio.exp() - 1 - ratio).mean())}
+
+
+def _spread(turns: Sequence[Row], of: int | None = None) -> Sequence[Row]:
+    """Some turns, at even distances: neighbouring ones may be of one game. of: turns of all."""
+    return turns[:: -(-len(turns) // _wanted(of or len(turns)))]
+
+
+def _wanted(turns: int) -> int:
+    return min(MOST_SAMPLED, -(-turns // TURNS_PER_SAMPLED))
+
+
+def _scored(
+    policy: Policy, turns: Sequence[Row], selection: Selection, batch: Sequence[Sample]
+) -> Tensor:
+    """Log-probs of the tokens of ``turns``, one turn after the other."""
+    policy.train(False)
+    scored = policy.logprobs(join_turns(turns, batch), selection.tokens)
+    policy.train()
+    return _of_turns(scored.sampled.cpu(), turns)
+
+
+def _of_turns(logprobs: Tensor, turns: Sequence[Row]) -> Tensor:
+    return torch.cat([logprobs[turn.start :][: len(turn.answer)] for turn in turns])
 
 
 class EarlierVersions:
@@ -73,20 +115,15 @@ class EarlierVersions:
         Empty where the ``current`` version drew as many turns, or no kept version drew any.
         """
         versions = [batch[turn.sample].policy_version for turn in selection.turns]
-        wanted = min(MOST_SAMPLED, -(-len(versions) // TURNS_PER_SAMPLED))
+        wanted = _wanted(len(versions))
         known = self._kept.keys() & set(versions) - {current}
         # Enough turns of the current version give a gap for free: the update scores them anyway.
         if versions.count(current) >= wanted or not known:
             return {}
         version = max(known)
         turns = [turn for turn in selection.turns if batch[turn.sample].policy_version == version]
-        # Neighbouring turns may be of one game, so turns are picked at even distances.
-        turns = turns[:: -(-len(turns) // wanted)]
-        self._policy.train(False)
+        turns = _spread(turns, of=len(versions))
         with self._policy.followers.worn(self._kept[version]):
-            scored = self._policy.logprobs(join_turns(turns, batch), selection.tokens)
-        logprobs = scored.sampled.cpu()
-        self._policy.train()
-        learner = torch.cat([logprobs[turn.start :][: len(turn.answer)] for turn in turns])
+            learner = _scored(self._policy, turns, selection, batch)
         engine = torch.tensor([logprob for turn in turns for logprob in turn.behaviour])
         return gap_metrics((learner - engine).abs())

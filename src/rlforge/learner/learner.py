@@ -26,7 +26,7 @@ from rlforge.learner.batching import (
     split_rows,
     sums_of,
 )
-from rlforge.learner.gap import EarlierVersions
+from rlforge.learner.gap import EarlierVersions, movement
 from rlforge.learner.inputs import UpdateInputs, loss_inputs
 from rlforge.learner.optim import Optimizer, steps_per_pass
 from rlforge.learner.policy import Policy, PolicySpec, TokenLogprobs
@@ -182,8 +182,11 @@ class Learner:
             ]
         if self._single_step:
             inputs.proximal.sum_(self._ranks)
+        with watch.phase("scoring"):
+            moved = movement(self._policy, selection, batch.samples, inputs.proximal.sampled)
         metrics = {
             **inputs.metrics,
+            **moved,
             **optimizer_metrics(done),
             **batch_metrics(batch, selection, self.version),
             **logprob_metrics(

@@ -22,6 +22,9 @@
 ``entropy``          mean of -log p of the sampled tokens before the update, in nats
 ``entropy_share``    the same under the engines that sampled them, as a share of the log of the
                      vocabulary: 1 for answers at random, 0 for answers that are certain
+``answer_entropy``   mean of -log p of whole answers under the engines that sampled them, in nats
+``moved``            KL divergence from the policy before the update to that after it, in nats a
+                     token, over some turns of the batch (``rlforge.learner.gap.movement``)
 ``reward_mean``      after the transforms; ``raw_reward_mean`` before; ``advantage_mean``;
                      ``no_advantage_share`` of the turns have an advantage of 0
 ``reward_spread``    largest raw reward less the smallest
@@ -208,8 +211,12 @@ def logprob_metrics(
     )
     # Under the version that drew them, -log p of tokens estimates an entropy without bias: after
     # large steps tokens of earlier versions look unlikely, and a sharp policy would seem uniform.
-    share = float(-behaviour.mean()) / math.log(max(2, vocabulary))
-    metrics = {"entropy": float(-proximal.mean()), "entropy_share": share}
+    sampled = float(-behaviour.mean())
+    metrics = {
+        "entropy": float(-proximal.mean()),
+        "entropy_share": sampled / math.log(max(2, vocabulary)),
+        "answer_entropy": sampled * len(behaviour) / len(selection.turns),
+    }
     gap = (proximal - behaviour).abs().cpu()[torch.from_numpy(current)]
     return metrics | gap_metrics(gap) if len(gap) else metrics
 

@@ -252,8 +252,8 @@ def _low_entropy(seen: Seen, threshold: float) -> Finding | None:
     if share > threshold:
         return None
     return Finding(
-        text=f"answers have an entropy of {entropy:.2g} nats, {share:.0%} of what {choices:.1f} legal "
-        "moves allow",
+        text=f"answers begin with an entropy of {entropy:.2g} nats, {share:.0%} of what "
+        f"{choices:.1f} legal moves allow",
         mend=f"raise engine.temperature={_temperature(seen)}, or algorithm.entropy_coef",
         change=remedies.temperature(seen.config, up=True),
     )
@@ -461,7 +461,10 @@ LOW_ENTROPY = Condition(
     _low_entropy,
 )
 HIGH_ENTROPY = Condition(
-    "entropy, as a share of that of random tokens", 0.97, ("entropy_share", "entropy"), _high_entropy
+    "entropy, as a share of that of random tokens",
+    0.97,
+    ("entropy_share", "entropy"),
+    _high_entropy,
 )
 ONE_SEAT = Condition("share of one seat", 0.99, ("seat_share_max",), _one_seat)
 ONE_OPPONENT = Condition(

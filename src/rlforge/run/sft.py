@@ -20,7 +20,14 @@ from rlforge.system.checkpoint import checkpoint_version, latest_checkpoint, ste
 #: their entropy is the loss.
 _OF_GAMES = frozenset(
     (
-        *("entropy", "entropy_share", "policy_loss", "reward_mean", "raw_reward_mean"),
+        *(
+            "entropy",
+            "entropy_share",
+            "answer_entropy",
+            "policy_loss",
+            "reward_mean",
+            "raw_reward_mean",
+        ),
         *("reward_spread", "advantage_mean", "seat_share_min", "seat_share_max"),
         *("dropped_stale", "dropped_stale_share"),
     )
