@@ -15,6 +15,7 @@ import json
 import lzma
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -133,6 +134,12 @@ def planted(name: str, cause: Cause, folder: Path) -> dict[str, Any]:
     """What a run with a cause said, and when."""
     code, output = (0, "") if signals_of(folder) else run(cause.overrides, folder)
     found = {one.name: one for one in signals_of(folder)}
+    # A run that ends by its failure names the cause there.
+    if "not finite" in output and (at := re.search(r"update (\d+): loss", output)):
+        line = output.strip().splitlines()[-1]
+        found["nan_steps"] = Signal(
+            name="nan_steps", step=int(at[1]), text=line, mend="", weight="final"
+        )
     named = [found[one] for one in cause.expected if one in found]
     first = min(named, key=lambda one: one.step, default=None)
     last = output.strip().splitlines()[-4:]

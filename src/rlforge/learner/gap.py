@@ -121,8 +121,8 @@ class EarlierVersions:
         if versions.count(current) >= wanted or not known:
             return {}
         version = max(known)
-        turns = [turn for turn in selection.turns if batch[turn.sample].policy_version == version]
-        turns = _spread(turns, of=len(versions))
+        drawn = [turn for turn in selection.turns if batch[turn.sample].policy_version == version]
+        turns = _spread(drawn, of=len(versions))
         with self._policy.followers.worn(self._kept[version]):
             learner = _scored(self._policy, turns, selection, batch)
         engine = torch.tensor([logprob for turn in turns for logprob in turn.behaviour])
