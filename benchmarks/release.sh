@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 unset PYTHONDONTWRITEBYTECODE # else every process of every run compiles the package again
 export CI=true # hypothesis then tries the same examples every time
 
-ALL=(first_day wheel container deploy notebooks matrix services vllm slow skill)
+ALL=(first_day wheel container deploy notebooks matrix machines services vllm slow skill)
 
 environment() { # the one of development, as .ci/run makes it
   [ -x .venv/bin/rlforge ] && return
@@ -28,6 +28,7 @@ wheel() { tests tests/package/test_wheel.py; }
 container() { tests tests/package/test_container.py; }
 deploy() { tests tests/package/test_deploy.py; } # Slurm; the rest of deploy/ is checked by default
 notebooks() { tests tests/docs/test_quickstart.py tests/run/test_notebook.py; }
+machines() { tests -n0 tests/preflight/test_machines.py; } # as root: other users, mounts, control groups
 matrix() { tests tests/preflight/test_matrix.py --dist load; } # experiments × games × models
 
 services() { # sinks of services; they take other versions of packages than constraints.txt names

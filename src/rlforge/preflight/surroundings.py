@@ -1,7 +1,7 @@
 """Conditions that a start needs of this machine: folders, limits, proxies, clock, locale.
 
-rlforge doctor ─▶ findings ─▶ a line each
-train, serve …  ─▶ require  ─▶ ConfigError, else the notes
+``rlforge doctor`` lists the ``findings``. Commands that start something call ``require`` before
+they make anything.
 """
 
 from __future__ import annotations
