@@ -24,8 +24,9 @@ from rlforge.errors import CheckpointError, PolicyLoadError
 from rlforge.record.files import create_run, open_log
 from rlforge.run.actors.engine import EngineActor
 from rlforge.run.actors.engine_client import RemoteEngine
-from rlforge.run.actors.folder import RunFolder, come_home, on_node, start_server
+from rlforge.run.actors.folder import FileServer, RunFolder, come_home, on_node, start_server
 from rlforge.system.checkpoint import extend_checkpoint, read_manifest, write_checkpoint
+from rlforge.system.output import KEPT_BYTES
 from rlforge.types import Completion, PolicyRef, SamplingParams
 
 
@@ -231,6 +232,22 @@ def test_the_last_lines_of_a_process_that_ended_come_home(run: Run, file: str, l
         os.kill(ray.get(process.pid.remote()), signal.SIGKILL)
     log = run.path / "logs" / file
     eventually(lambda: log.exists() and last in log.read_text())
+
+
+def test_output_of_another_node_is_limited_here_and_goes_on_when_it_begins_anew_there(
+    tmp_path: Path,
+) -> None:
+    logs = create_run(tmp_path).logs
+    server, part = FileServer(str(tmp_path)), b"x" * (KEPT_BYTES // 4 - 1) + b"\n"
+    for number in range(6):
+        server.append("other", "engine-0.out", number * len(part), part)
+    assert server.received("other") == {"engine-0.out": 6 * len(part)}
+    server.append("other", "engine-0.out", 0, b"anew\n")
+    assert server.received("other") == {"engine-0.out": len(b"anew\n")}
+    server.append("other", "engine-0.out", 3, b"w\nlast\n")
+    newest, before = (logs / "engine-0.out").read_bytes(), (logs / "engine-0.out.1").read_bytes()
+    assert newest.endswith(b"x\nanew\nlast\n")
+    assert len(newest) + len(before) <= 2 * KEPT_BYTES
 
 
 @pytest.mark.ray
