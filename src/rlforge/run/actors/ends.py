@@ -10,10 +10,8 @@ import ray
 
 from rlforge.errors import RlforgeError, RunError, command_line
 from rlforge.run.actors.cluster import RunActors
-from rlforge.run.actors.process import DEATHS, ENDS
+from rlforge.run.actors.process import DEATHS, ENDS, SAVES_MEMORY
 from rlforge.system.hardware import ram
-
-SAVES_MEMORY = "`rlforge doctor` lists what saves memory"
 
 # Ray has no fields for these: its texts name an actor, its process, and the memory in use.
 _NAME = re.compile(r"^\tname: (.+)$|\btask name=([\w-]+):", re.MULTILINE)

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 #: Ray's exceptions that say that a process ended.
 DEATHS = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
 
+SAVES_MEMORY = "`rlforge doctor` lists what saves memory"
+
 RESTART_PATIENCE_S = 300.0
 """Seconds within which a restarted actor must be back, with its model loaded and compiled."""
 

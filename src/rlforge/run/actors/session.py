@@ -21,6 +21,7 @@ from ray._private import utils, worker
 
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import RunError
+from rlforge.run.actors.process import SAVES_MEMORY
 from rlforge.system.signals import WARNINGS, heed, held, owned, regained
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,8 @@ class RayProcesses:
         for process, name in self._vital.items():
             if not _runs(process):
                 return RunError(
-                    f"Ray's process {name} has ended: it was killed, perhaps for want of memory"
+                    f"Ray's process {name} has ended: it was killed, perhaps for want of memory; "
+                    f"{SAVES_MEMORY}"
                 )
         return None
 
