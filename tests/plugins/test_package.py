@@ -18,6 +18,8 @@ from tests.harness.live_run import RUN, actor_pids, change_config, rows, train_a
 from tests.plugins.conftest import PACKAGE
 
 from rlforge.config.plugins import KINDS
+from rlforge.config.schema import RunConfig
+from rlforge.record.signals import Judge
 
 GAMES = (
     *("name=nim", "env.train=[{id: nim-short, source: nim, max_turns: 20}]"),
@@ -42,8 +44,8 @@ def test_the_package_offers_each_kind_of_extension(with_examples):
     with_examples.run("plugins", "--json", "plugins.json")
     offered = json.loads(Path("plugins.json").read_text())
     added = [row for row in offered if row["origin"] != "rlforge"]
-    kinds = {*(kind.name for kind in KINDS), "commands", "observers"} - {"engines"}
-    assert sorted(row["kind"] for row in added) == sorted([*kinds, "sinks", "sinks"])
+    kinds = {*(kind.name for kind in KINDS), "commands", "observers", "signals"} - {"engines"}
+    assert sorted(row["kind"] for row in added) == sorted([*kinds, "sinks", "sinks", "signals"])
     assert {row["origin"] for row in added} == {"rlforge-example-plugins 1.0"}
     assert not any(row["problem"] for row in added)
 
@@ -60,6 +62,19 @@ def test_an_observer_says_once_that_a_mark_is_passed(monkeypatch):
     resumed.load_state_dict(first.state_dict())
     resumed.evaluated(factories.evaluation(4, 99))
     assert len(said) == 1
+
+
+def test_its_signals_are_judged_beside_those_of_rlforge(monkeypatch):
+    monkeypatch.syspath_prepend(PACKAGE / "src")
+    own = {"example_plugins.signals:DRAWS": 0.5, "example_plugins.signals:LONG_ANSWERS": 100}
+    judge = Judge(RunConfig(signals=own))
+    games = {"draw_rate": 0.6, "completion_length": 300.0}
+    figures = {f"collection-TicTacToe-v0-train/{name}": x for name, x in games.items()}
+    found = judge.add({"step": 1, "games": 100, **figures})
+    assert [one.text for one in found] == [
+        "60% of the games of TicTacToe-v0-train are drawn",
+        "answers in TicTacToe-v0-train have 300 tokens",
+    ]
 
 
 def test_the_package_has_only_short_pieces():

@@ -213,9 +213,9 @@ def plugins(json_file: JsonFile = None) -> None:
     rlforge plugins
     ```
     """
-    from rlforge.config.plugins import COMMANDS, KINDS, OBSERVERS
+    from rlforge.config.plugins import COMMANDS, KINDS, OBSERVERS, SIGNALS
 
-    kinds = (*KINDS, COMMANDS, OBSERVERS)
+    kinds = (*KINDS, COMMANDS, OBSERVERS, SIGNALS)
     rows = [row for kind in kinds for row in kind.rows()]
     write_result(json_file, rows)
     for kind in kinds:
