@@ -78,10 +78,10 @@ def test_games_of_a_group_that_all_end_alike_are_shown(rlforge):
 
 
 def test_a_rate_that_moves_nothing_is_named_with_its_curves_and_another_rate(rlforge):
-    write_signals(Path("run"), kl=2e-6)
+    write_signals(Path("run"), kl=2e-6, moved=2e-8)
     out, found = explained(rlforge, "run")
     assert [one["signal"]["name"] for one in found["signals"]] == ["not_moved"]
-    assert [one["name"] for one in found["signals"][0]["curves"]] == ["kl", "lr"]
+    assert [one["name"] for one in found["signals"][0]["curves"]][-1] == "lr"
     assert "  learner.learning_rate=0.0001\n" in out
     assert "No games to show: no game is finished yet." in out
 
@@ -138,6 +138,11 @@ def test_a_run_that_goes_on_and_one_of_an_earlier_version_are_explained(rlforge)
     run.config.write_text("name: demo\nseed: 7\nlearner: {warm_restarts: 2}\n")
     out, _ = explained(rlforge, "run")
     assert out.startswith("Not known: no policy was evaluated twice; the mean reward was 0.5, then")
+
+
+def test_a_supervised_run_plays_no_games(rlforge):
+    write_signals(Path("run"), config="kind: sft\nname: demo\n")
+    assert "No games to show: a supervised run plays none." in explained(rlforge, "run")[0]
 
 
 def test_a_continuous_run_is_refused_with_its_own_commands(rlforge):

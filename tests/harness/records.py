@@ -46,6 +46,7 @@ HEALTHY = {
     "failed_games": 0,
     "samples": 384,
     "kl": 0.04,
+    "moved": 0.01,
     "lag_mean": 1.0,
     "grad_norm": 0.7,
     "lr": 1e-3,

@@ -133,6 +133,7 @@ def start(
     else:
         if unlearned := verdict(from_json(list[Signal], run.summary.get("signals", []))):
             typer.echo(f"done, {unlearned}", err=True)
+            typer.echo(f"why: {command_line('why', short(run.path))}", err=True)
         report = short(run.path) / "report.html"
         if report.is_file():
             typer.echo(f"results: {report}", err=True)

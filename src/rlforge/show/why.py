@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.config.overrides import assignments
-from rlforge.config.plugins import SIGNALS
+from rlforge.config.plugins import RUN_KINDS, SIGNALS
 from rlforge.errors import ConfigError, RlforgeError
 from rlforge.record.game_files import GameIndex, read_games
 from rlforge.record.results import by_pairing
@@ -27,7 +27,7 @@ MOST_GAMES, POINTS = 3, 24
 #: Newest games whose turns are searched for what a signal is about.
 _SEARCHED = 128
 #: Figures of a run without signals.
-_USUAL = ("reward_mean", "entropy", "kl", "grad_norm", "*/win_rate")
+_USUAL = ("reward_mean", "entropy", "moved", "kl", "grad_norm", "*/win_rate")
 
 
 @value
@@ -259,10 +259,7 @@ def _games(run: RunData, signals: Sequence[Signal]) -> tuple[list[Telling], str]
     if run.games_error is not None:
         return [], run.games_error
     if not run.games:
-        saved = "save_games: false" not in run.config
-        return [], "no game is finished yet" if saved else (
-            "the run has no games on disk (collector.save_games=false)"
-        )
+        return [], _why_none(run)
     newest, found = [*reversed(run.games)], dict[str, Telling]()
     of_signals = _in_turn([_of_signal(run, newest, one) for one in signals])
     for source in (of_signals, _usual(run, newest)):
@@ -273,6 +270,14 @@ def _games(run: RunData, signals: Sequence[Signal]) -> tuple[list[Telling], str]
         if found:  # games that show no signal would only lead away from it
             break
     return [*found.values()], ""
+
+
+def _why_none(run: RunData) -> str:
+    if RUN_KINDS.find(run.kind).supervised:
+        return "a supervised run plays none"
+    if "save_games: false" in run.config:
+        return "the run has no games on disk (collector.save_games=false)"
+    return "no game is finished yet"
 
 
 def _in_turn(sources: list[Iterator[Telling]]) -> Iterator[Telling]:
