@@ -406,19 +406,20 @@ def test_a_resumed_run_continues_at_its_checkpoint(tmp_path, tracker, new_tracke
     sink = Memory()
     again = new_tracker(sink)
     assert (again.progress().update, again.progress().games) == (5, 20)
+    clock.now += 5  # in which the model is loaded
     again.resume(3)
     progress = again.progress()
     assert sink.rewound == [3]
     assert (progress.update, progress.games, progress.tokens) == (3, 12, 48)
     # The seconds of the updates that are made again count: the clock does not go back.
-    assert (progress.samples, progress.elapsed_s) == (192, 50.0)
+    assert (progress.samples, progress.elapsed_s) == (192, 55.0)
     assert progress.win_rates[0].history == (0.33, 0.41, 0.42, 0.43)
     clock.now += 10
     again.add_games([equal_turns()])
     again.log_learner(update(4), SHARES)
     rows = read_jsonl(tmp_path / "metrics.jsonl")
     found = [(row["step"], row["games"], row["time_s"]) for row in rows]
-    assert found == [(1, 4, 10), (2, 8, 20), (3, 12, 30), (4, 13, 60)]
+    assert found == [(1, 4, 10), (2, 8, 20), (3, 12, 30), (4, 13, 65)]
     assert rows[-1]["games_per_s"] == pytest.approx(0.1)
     assert [row["step"] for row in read_jsonl(tmp_path / "evals.jsonl")] == [0, 1, 2, 3]
     assert [row["step"] for row in read_jsonl(tmp_path / "ratings.jsonl")] == [1, 2, 3]

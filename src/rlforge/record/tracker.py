@@ -112,6 +112,7 @@ class Tracker:
         self._since_update = Metrics(cfg.window)
         self._ratings_changed = False
         self._next_flush = clock() + cfg.flush_every_s
+        self._begin = clock() - float(read_json(paths.progress).get("elapsed_s", 0.0))
         self._restore_counters()
         self._write_summary({})
         self._publish()
@@ -136,8 +137,7 @@ class Tracker:
         self._alarms: list[Alarm] = []
         self._judge = self._make_judge() if self._make_judge is not None else None
         # Seconds count whose updates are made again: the clock of a run never goes back.
-        shown_s = float(read_json(self.paths.progress).get("elapsed_s", 0.0))
-        earlier_s = max(self._read_files(), shown_s)
+        earlier_s = max(self._read_files(), self._elapsed())
         self._begin = self._clock() - earlier_s
         self._pace = Pace(earlier_s, self._counts())
 
