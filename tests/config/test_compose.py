@@ -183,3 +183,23 @@ def test_lags_that_cannot_be_counted_are_refused():
     }.items():
         problems = dict(compose([*lagged, line]).config.problems())
         assert next(iter(problems)) == f"pool.{key}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (
+            ["env=tictacto", "pool=mirorr", "lr=1", "seed=abc", "data.games=3"],
+            ["env=tictacto", "pool=mirorr", "lr (", "seed=abc", "data.games=3"],
+        ),
+        (["+experiment=nowhere", "algorithm.group_size=4", "seed=-1"], ["experiment=", "seed=-1"]),
+        (["algorithm=gropo", "algorithm.group_size=4", "bach=3"], ["algorithm=gropo", "bach ("]),
+        (["seed=1,2", "learner.batch_size=0"], ["seed=1,2", "learner.batch_size=0"]),
+    ],
+)
+def test_what_is_wrong_is_said_at_once_and_no_consequence_of_it(lines, said):
+    with pytest.raises(ConfigError) as refused:
+        compose(lines)
+    told = str(refused.value).splitlines()
+    assert len(told) == len(said)
+    assert all(any(one.startswith(part) for one in told) for part in said), told

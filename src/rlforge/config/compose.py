@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -20,11 +19,11 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rlforge.config.complaints import InvalidValuesError, Wrong
-from rlforge.config.explain import explained, missing_option, unresolved
+from rlforge.config.explain import NoOptionError, explained, missing_option, unresolved
 from rlforge.config.keys import conf_dir, group_dirs, not_there, option_file, own_values
 from rlforge.config.overrides import (
     as_hydra_takes,
-    is_group,
+    independent,
     key_of,
     override_problems,
     parse_overrides,
@@ -152,20 +151,31 @@ def compose(
         >>> composed.config.seed, composed.origin("seed"), composed.origin("learner.batch_size")
         (3, 'command line, seed=3', 'conf/learner/tiny_ppo.yaml')
     """
-    try:
-        return _composed(overrides, config_dir, root)
-    except ConfigError as error:  # Hydra stops at the first option that it does not find
-        options = [one.input_line or "" for one in parse_overrides(overrides) if is_group(one)]
-        alone = (partial(_composed, [option], config_dir, root) for option in options)
-        raise_all([error, *refusals(*alone)])
-        raise  # unreachable: there is a problem
+    rest, refused = [*overrides], list[object]()
+    # Hydra would misread these, or explain them in its own terms.
+    for line in overrides:
+        if wrong := list(override_problems([line], root)):
+            refused += wrong
+            rest = independent(rest, line)
+    while True:
+        try:
+            composed = _composed(rest, config_dir, root)
+        except ConfigError as error:
+            refused.append(error)
+            # Hydra stops at the first option that it does not find: the rest is judged without it.
+            named = error.line_of(rest) if isinstance(error, NoOptionError) else None
+            if named is not None:
+                rest = independent(rest, named)
+                continue
+        else:
+            if not refused:
+                return composed
+        raise_all(refused)
 
 
 def _composed(overrides: Sequence[str], config_dir: Path | None, root: type[C]) -> Composed[C]:
     register_schemas(root)
     dirs = group_dirs(config_dir)
-    # Hydra would misread these, or explain them in its own terms.
-    raise_all(override_problems(overrides, root))
     raise_all(_not_read(config_dir) if config_dir else ())
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="rlforge"):

@@ -14,7 +14,24 @@ from yaml import YAMLError
 from rlforge.config.complaints import LIST_NEEDED, MAPPING_NEEDED
 from rlforge.config.keys import conf_dir, option_file
 from rlforge.config.other_trainers import option_for
+from rlforge.config.overrides import is_group, key_of, parse_overrides
 from rlforge.errors import ConfigError, first_line, nearest
+
+
+class NoOptionError(ConfigError):
+    """A group has no such option."""
+
+    def __init__(self, message: str, group: str, option: str) -> None:
+        super().__init__(message)
+        self._named = (group, option)
+
+    def line_of(self, overrides: Sequence[str]) -> str | None:
+        """The override that named it; None where a file did."""
+        for line in overrides:
+            (override,) = parse_overrides([line])
+            if is_group(override) and (key_of(override), str(override.value())) == self._named:
+                return line
+        return None
 
 
 def missing_option(error: MissingConfigException) -> str:
@@ -118,7 +135,7 @@ def _no_option(name: str, text: str) -> ConfigError:
     mend = nearest(option, options) or f"; there are {', '.join(options)}"
     if here := option_for(group, option):
         mend = f"; in its place there is {here}" if "=" in here.split()[0] else f": {here}"
-    return ConfigError(f"{group}={option}: no such option{mend}")
+    return NoOptionError(f"{group}={option}: no such option{mend}", group, option)
 
 
 def _place(text: str, dirs: Sequence[Path]) -> str:

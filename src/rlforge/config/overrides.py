@@ -84,6 +84,21 @@ def is_group(override: Override) -> bool:
     return (conf_dir() / key).is_dir() or "/" in key
 
 
+def independent(overrides: Sequence[str], refused: str) -> list[str]:
+    """The overrides that can be judged without a ``refused`` one."""
+    (wrong,) = parse_overrides([refused])
+    # Keys of another algorithm, or of games that are not there, would be refused as consequences.
+    above = {key_of(wrong)} if is_group(wrong) else set()
+    above |= {"algorithm", *_OF_EXPERIMENTS} if "experiment" in above else set()
+    heads = (key_of(one).split(".")[0] for one in parse_overrides(overrides))
+    rest = zip(overrides, heads, strict=True)
+    return [line for line, head in rest if line != refused and head not in above]
+
+
+_OF_EXPERIMENTS = ("env", "eval", "policies", "prompts", "rewards")
+"""Groups whose keys depend on what an experiment lists."""
+
+
 def search_path(config_dir: Path | None) -> list[str]:
     """The override that lets Hydra find the groups of a folder, if there is one."""
     if config_dir is None:
