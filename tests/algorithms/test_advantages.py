@@ -1,5 +1,6 @@
 """Advantages against hand-worked numbers and brute force."""
 
+import dataclasses
 import itertools
 import math
 import statistics
@@ -242,6 +243,13 @@ def test_a_critic_has_a_signal_in_feedback_on_turns_and_none_in_baselines_of_sea
     given = ("ppo", games(-1.0, -1.0, feedback=0.5), "buffer=episode")
     assert signal_of(*given)
     assert not signal_of("ppo", games(-0.3, 0.3, raw=0.0), "buffer=episode")
+
+
+def test_a_critic_has_no_signal_in_raw_rewards_that_the_transforms_make_equal():
+    lost = [
+        dataclasses.replace(one, raw_reward=-number) for number, one in enumerate(games(-1, -1))
+    ]
+    assert not signal_of("ppo", lost, "buffer=episode")
 
 
 @pytest.mark.parametrize("name", ["mmd", "nash_pg"])

@@ -30,10 +30,10 @@ def has_signal(
     """Whether a batch says which answers are better, so that the policy may step.
 
     Without a critic it does where an advantage is not 0: normalising leaves equal rewards at 0.
-    With one it does where ``raw_returns`` differ: there the advantages are errors of the critic. A
-    KL penalty or an entropy bonus alone is no reason to step, as the optimizer makes a step of
-    usual size of whatever is left, unless the algorithm declares a ``moving_reference``, towards
-    which it goes on purpose.
+    With one it does where the returns differ, raw ones and those after the transforms: else the
+    advantages are errors of the critic, or baselines of seats. A KL penalty or an entropy bonus
+    alone is no reason to step, as the optimizer makes a step of usual size of whatever is left,
+    unless the algorithm declares a ``moving_reference``, towards which it goes on purpose.
 
     Args:
         samples: The whole batch.
@@ -48,20 +48,21 @@ def has_signal(
     if steps_anyway(algorithm):
         return True
     if algorithm.needs_values:
-        returns = raw_returns(samples)
-        return bool(returns) and not is_constant(returns)
+        raw = _returns(samples, [sample.raw_reward for sample in samples])
+        shaped = _returns(samples, [sample.outcome_reward for sample in samples])
+        return bool(samples) and not (is_constant(raw) or is_constant(shaped))
     # Not ``>``: an advantage that is not a number has to reach the optimizer, which reports it.
     return not all(abs(advantage) <= _ROUNDING for advantage in advantages)
 
 
-def raw_returns(samples: Sequence[Sample]) -> list[float]:
-    """Raw reward of each sample's game, with what this turn and later ones are paid beside it."""
+def _returns(samples: Sequence[Sample], outcomes: Sequence[float]) -> list[float]:
+    """Outcome of each sample's game, with what this turn and later ones are paid beside it."""
     paid: dict[tuple[str, int], float] = defaultdict(float)
     returns = []
-    for sample in reversed(samples):
+    for sample, outcome in zip(reversed(samples), reversed(outcomes), strict=True):
         paid[sample.episode] += sample.reward - sample.outcome_reward
-        returns.append(sample.raw_reward + paid[sample.episode])
-    return returns[::-1]
+        returns.append(outcome + paid[sample.episode])
+    return returns
 
 
 def standardize(values: Sequence[float], divide: bool = True) -> list[float]:
