@@ -2,8 +2,9 @@
 
 import pytest
 
-from rlforge.continuous.loop.journal import PHASES, Journal
-from rlforge.errors import RunError
+from rlforge.continuous.loop.journal import PHASES, Journal, check_windows_left
+from rlforge.errors import DamagedError, RunError
+from rlforge.record.files import write_jsonl
 
 
 def test_a_window_goes_through_its_phases_and_keeps_their_facts(tmp_path):
@@ -50,3 +51,12 @@ def test_a_file_that_is_no_journal_is_one_message(tmp_path):
     path.write_text("this is no database, however long it goes on" * 100)
     with pytest.raises(RunError, match=r"journal\.sqlite: file is not a database.*--resume"):
         Journal(path)
+
+
+def test_an_emptied_journal_does_not_let_the_run_begin_again(tmp_path):
+    window = {"window": 1, "window_id": "2024-11-13-10:00"}
+    write_jsonl(tmp_path / "windows.jsonl", [window])
+    (tmp_path / "journal.sqlite").touch()
+    lacks = r"journal\.sqlite is damaged \(it has 0 windows, and windows\.jsonl has 1\); put a copy"
+    with pytest.raises(DamagedError, match=lacks):
+        check_windows_left(tmp_path, None)

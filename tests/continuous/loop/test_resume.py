@@ -156,7 +156,11 @@ def test_verify_names_the_window_whose_decisions_or_scores_were_changed(whole):
         store.delete(["2024-11-13-10:00"])
     assert verify(Path("copy")).problems == [
         ("windows", "window 2024-11-13-10:00 is missing"),
-        ("windows", "window 2024-11-13-10:30: its scores are not those that were noted"),
+        (
+            "windows",
+            "window 2024-11-13-10:30: its scores are not those that were noted "
+            "(2024-11-13-10.30.json)",
+        ),
     ]
     first, *others = decisions(whole)
     changed = dataclasses.replace(first, reward=(first.reward or 0.0) + 0.01)

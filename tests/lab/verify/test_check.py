@@ -203,6 +203,14 @@ def test_what_is_missing_is_named_and_the_rest_is_verified(copy):
     assert any("of a batch is missing" in problem for _, problem in found.problems)
 
 
+def test_what_cannot_be_read_does_not_agree_beside_what_was_found_before(without_games):
+    file = without_games / "checkpoints" / "step-2" / "manifest.json"
+    file.write_bytes(file.read_bytes()[:50])
+    found = problems(without_games)
+    for check in ("checkpoints", "files"):
+        assert "step-2/manifest.json is damaged" in found[check][0]
+
+
 def test_what_computes_here_and_did_not_there_is_said_first(without_games, capsys):
     lines = (without_games / FILE).read_text().splitlines()
     first = json.loads(lines[0])

@@ -8,6 +8,7 @@ from rlforge.errors import RlforgeError
 from rlforge.record.files import open_run
 from rlforge.record.status import write_end, write_start
 from rlforge.show.report import write_report
+from rlforge.show.report.page import write_page
 from rlforge.system.locks import RunLock
 
 
@@ -63,3 +64,9 @@ def test_failed_and_killed_runs_say_why(own_run):
     with RunLock(own_run):
         write_end(run, "failed", "the learner <died>")
     assert "The run failed: the learner <died>." in warnings(write_report(own_run).read_text())
+
+
+def test_a_page_that_cannot_be_written_is_named_with_the_option_that_helps(tmp_path):
+    page = tmp_path / "gone" / "report.html"
+    with pytest.raises(RlforgeError, match=rf"^{page} cannot be written \(No such .*--output FILE"):
+        write_page(page, "")

@@ -219,8 +219,9 @@ class RecordedWindows(Recorded):
         where = f"window {row['window_id']}"
         if digest_of_decisions(decisions) != row.get("decisions"):
             yield f"{where}: its decisions are not those that were noted"
-        scores = known = read_json(self.paths.scores(row["window_id"])).get("scores")
+        file = self.paths.scores(row["window_id"])
+        scores = known = read_json(file).get("scores")
         if known is not None:
             scores = [known.get(one.id, {}).get("score") for one in decisions]
         if digest_of(scores) != row.get("scores"):
-            yield f"{where}: its scores are not those that were noted"
+            yield f"{where}: its scores are not those that were noted ({file.name})"

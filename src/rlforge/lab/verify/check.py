@@ -27,6 +27,7 @@ from rlforge.errors import (
     CheckpointError,
     ConfigError,
     DamagedError,
+    PolicyLoadError,
     PromptTooLongError,
     RlforgeError,
     StoreError,
@@ -74,7 +75,7 @@ def verify(
     try:
         for check in run.checks(say):
             checks.append(check)
-    except (CheckpointError, DamagedError, StoreError) as error:
+    except (CheckpointError, DamagedError, PolicyLoadError, StoreError) as error:
         # What the remaining checks need cannot be read, which does not agree with the run.
         checks.append(Check("files", "files", 0, 0, "", problems=[str(error)]))
     return Verification(checks=tuple(checks), differs=tuple(_differences(run.computed)))
