@@ -78,7 +78,7 @@ def shortened(text: str) -> str:
 
     Example:
         >>> len(shortened(f"no run directory {5000 * 'x'}; name another"))
-        334
+        331
     """
     return re.sub(rf"\S{{{_LONGEST},}}", lambda word: f"{word[0][:200]}…{word[0][-100:]}", text)
 
