@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 unset PYTHONDONTWRITEBYTECODE # else every process of every run compiles the package again
 export CI=true # hypothesis then tries the same examples every time
 
-ALL=(first_day wheel container deploy notebooks matrix machines services vllm slow skill)
+ALL=(first_day wheel container deploy notebooks matrix machines services ends vllm slow skill)
 
 environment() { # the one of development, as .ci/run makes it
   [ -x .venv/bin/rlforge ] && return
@@ -34,6 +34,12 @@ matrix() { tests tests/preflight/test_matrix.py --dist load; } # experiments × 
 services() { # sinks of services; they take other versions of packages than constraints.txt names
   beside services 'trackio>=0.43' 'mlflow-skinny>=3.17' &&
     .venv-services/bin/python -m pytest -m release tests/plugins
+}
+
+# Signals × phases × kinds of commands, and a sweep whose jobs run side by side.
+ends() {
+  beside ends -c constraints.txt 'hydra-joblib-launcher>=1.2' &&
+    .venv-ends/bin/python -m pytest -m "release or ray" -n0 tests/run/test_ends.py
 }
 
 vllm() {
