@@ -59,7 +59,7 @@ def ray_started(hardware: HardwareConfig, num_cpus: float) -> Iterator[RayProces
             heed()
         except BaseException:
             # After Ctrl-C Ray itself would forget a node that is still starting.
-            with held():
+            with held(), regained():
                 for process in _children() - before:
                     _kill(process)
                 ray.shutdown()
@@ -67,7 +67,7 @@ def ray_started(hardware: HardwareConfig, num_cpus: float) -> Iterator[RayProces
         try:
             yield RayProcesses(_children() - before if hardware.ray_address is None else ())
         finally:
-            with held():
+            with held(), regained():
                 of_ray = _children() - before
                 ray.shutdown()
                 end_processes(of_ray)
@@ -245,7 +245,7 @@ def _patiently(start: Callable[[], Any]) -> Any:
         tries += 1
         print("Ray is late on this busy machine: it is started again", file=sys.stderr, flush=True)
         # Ray forgets a node that was late, whose processes would take the time of the next.
-        with held():
+        with held(), regained():
             late = _children() - before
             for process in late:
                 _kill(process)
