@@ -440,7 +440,7 @@ NOT_MOVED = Condition(
     _not_moved,
 )
 MOVED_FAR = Condition(
-    "nats a token by which an update moves the policy", 0.5, ("moved", "clip_fraction"), _moved_far
+    "nats a token by which an update moves the policy", 2.0, ("moved", "clip_fraction"), _moved_far
 )
 LOGPROB_GAP = Condition(
     "gap of engine's and learner's log-probs, in nats", 0.03, ("logprob_gap_mean",), _logprob_gap
