@@ -19,7 +19,7 @@ from rlforge.cli import app
 from rlforge.config.catalog import catalog, subjects
 from rlforge.config.keys import conf_dir
 from rlforge.config.model import LoraConfig, ModelConfig
-from rlforge.config.plugins import COMMANDS, KINDS, OBSERVERS, PLAYERS
+from rlforge.config.plugins import COMMANDS, KINDS, OBSERVERS, PLAYERS, SIGNALS
 from rlforge.models.made import made_model
 from rlforge.record.files import read_jsonl
 from rlforge.types import EvalResult
@@ -107,7 +107,8 @@ def test_every_option_of_every_group_says_what_it_is():
 def test_runs_are_listed_and_the_newest_is_called_latest(rlforge, run_dir):
     older = Path("runs/other/one")
     shutil.copytree(run_dir, older)
-    os.utime(older, (0, 0))
+    for file in older.rglob("*"):
+        os.utime(file, (0, 0))
     answer = rlforge("runs", "--json", "runs.json")
     assert answer.code == 0
     paths = [str(run_dir), str(older)]
@@ -481,7 +482,7 @@ def test_plugins_lists_every_kind_and_what_can_be_chosen(rlforge, tmp_path):
     out = rlforge("plugins", "--json", str(file)).out
     assert "pool.mode" in out
     rows = json.loads(file.read_text())
-    kinds = (*KINDS, COMMANDS, OBSERVERS)
+    kinds = (*KINDS, COMMANDS, OBSERVERS, SIGNALS)
     assert {row["kind"] for row in rows} == {kind.name for kind in kinds if kind.names()}
     assert all(kind.key.split(", ")[0] in out for kind in KINDS)
     (mirror,) = (row for row in rows if row["name"] == "mirror")

@@ -200,7 +200,8 @@ def test_use_trainer_cache_keeps_the_kv_cache():
             lambda _m, _i, output, caches=caches: caches.append(output.past_key_values)
         )
         learner.update(parts.batch([parts.sample()]))
-        assert [cache is not None for cache in caches] == [use_cache]
+        # The pass of the update; what scores answers again keeps no cache.
+        assert [cache is not None for cache in caches[:1]] == [use_cache]
 
 
 def test_optional_inputs_are_given_only_when_asked_for():

@@ -98,7 +98,7 @@ def test_a_kind_of_run_is_checked_started_recorded_and_not_resumed_as_another(
     assert "tournament.player=minimx (command line" in capsys.readouterr().err
     assert not RUN.exists()
     assert in_process.rlforge_here("doctor", *line[1:]) == 0
-    assert "memory" not in capsys.readouterr().out  # no process of it holds the model
+    assert "at the fullest" not in capsys.readouterr().out  # no process of it holds the model
     assert in_process.rlforge_here(*line) == 0
     (ending,) = (one for one in capsys.readouterr().err.splitlines() if "] done" in one)
     assert ending.endswith("] done")

@@ -17,7 +17,7 @@ from rlforge.config.compose import compose
 from rlforge.errors import CheckpointError
 from rlforge.preflight.plan import make_plan
 from rlforge.run.actors import learner as learning
-from rlforge.run.actors.cluster import reason
+from rlforge.run.actors.ends import reason
 from rlforge.run.actors.learner import LearnerGroup
 from rlforge.system.checkpoint import read_manifest
 from rlforge.system.hardware import Machine
@@ -76,7 +76,7 @@ async def test_errors_meant_for_the_user_arrive_without_ray_around_them() -> Non
 @pytest.mark.parametrize("cause", [MemoryError("no memory"), CheckpointError("the disk is full")])
 @pytest.mark.parametrize("place", [0, 1])
 async def test_an_error_ends_the_run_while_another_rank_waits_for_the_failed_one(
-    monkeypatch: pytest.MonkeyPatch, cause: Exception, place: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cause: Exception, place: int
 ) -> None:
     monkeypatch.setattr(learning, "DEATH_REPORTED_S", 0.01)
     error = ray.exceptions.RayTaskError("update", "…", cause)
@@ -85,7 +85,7 @@ async def test_an_error_ends_the_run_while_another_rank_waits_for_the_failed_one
     with pytest.raises(ray.exceptions.RayTaskError) as caught:
         await LearnerGroup(ranks).update("batch")
     assert caught.value is error
-    assert str(cause) in reason(caught.value)
+    assert str(cause) in reason(caught.value, tmp_path)
 
 
 async def test_weights_state_and_facts_can_be_saved_as_one_checkpoint(
