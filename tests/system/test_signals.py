@@ -17,6 +17,16 @@ from rlforge.system.loops import wait_for
 SIGNALS = ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"]
 
 
+@pytest.fixture(autouse=True)
+def by_default():
+    """No signal is ignored, in children neither: pytest may run in the background or by nohup."""
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def send(number: int = signal.SIGTERM) -> None:
     os.kill(os.getpid(), number)
 
