@@ -29,7 +29,7 @@ DRAWN = {
     one
     for kind in PLACES
     for one in random.Random(kind).sample(
-        [case for case in ALL if case[0] == kind], 4 if kind == "games" else 1
+        [case for case in ALL if case[0] == kind], 2 if kind == "games" else 1
     )
 }
 #: Phases after which there is a state, and after which a run is done.
