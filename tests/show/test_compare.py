@@ -14,6 +14,7 @@ from rlforge.record.files import create_run, write_json, write_jsonl
 from rlforge.record.tracker import Tracker
 from rlforge.show.compare import compare, runs_of
 from rlforge.show.compare_view import show, to_csv, to_markdown
+from rlforge.system.values import to_json
 
 
 @pytest.fixture
@@ -155,3 +156,15 @@ def test_more_settings_than_fit_are_counted(tmp_path):
     lines = [line.split() for line in shown(compare(runs_of([tmp_path])), 80).splitlines()]
     assert lines[2][:2] == ["one", "key_0=one-0"]
     assert [line for line in lines if "more" in line] == [["and", "4", "more"]] * 2
+
+
+def test_settings_that_a_column_would_fold_stand_below_the_table(tmp_path):
+    rate = "learner: {learning_rate: %s, schedule: a_schedule_with_a_long_name}"
+    for name, number in (("a-run-with-a-long-name", 0.1), ("another-run-with-one", 0.2)):
+        run = simple_run(tmp_path / name, rate % number)
+        write_jsonl(
+            run / "evals.jsonl", [to_json(evaluation(0, 5, games=10, opponent="an_opponent"))]
+        )
+    lines = [line.strip() for line in shown(compare(runs_of([tmp_path])), 60).splitlines()]
+    assert "a-run-with-a-long-name: learner.learning_rate=0.1" in lines
+    assert max(map(len, lines[1:])) <= 60

@@ -83,7 +83,7 @@ def line_of(run: ComparedRun) -> str:
 def table_of(
     rows: Sequence[Compared], name: str, caption: str, most: int = MOST_SETTINGS
 ) -> RenderableType:
-    """A table with a column per setting and result where they fit.
+    """A table with a column per setting and result where they fit, else settings are below it.
 
     Args:
         rows: Rows of the table.
@@ -96,6 +96,7 @@ def table_of(
     wide = Listing(*texts, *results, "wall", whole=texts)
     middle = ["settings"] if settings else []
     tall = Listing(name, *middle, caption, left=middle, whole=[name, caption])
+    low, below = Listing(name, caption, whole=[name, caption]), list[Text]()
     best = best_of(rows)
     for cells, row in zip(_cells(rows), rows, strict=True):
         style = "bold" if row is best else ""
@@ -112,14 +113,14 @@ def table_of(
         for result, figure in row.results.items():
             mean, _, span = str(figure).partition(" ")
             figures.add_row(Text(result), Text(mean, justify="right"), Text(span))
-        tall.add_row(
-            Text("\n").join(filter(None, about)),
-            *(["\n".join(settings_text(row.settings, most))] if settings else []),
-            figures,
-            style=style,
-        )
+        first, said = Text("\n").join(filter(None, about)), settings_text(row.settings, most)
+        tall.add_row(first, *(["\n".join(said)] if settings else []), figures, style=style)
+        low.add_row(first, figures, style=style)
+        if said:
+            below.append(Text.assemble((f"{row.name}: ", style), (", ".join(said), "dim")))
     marked = [Text(line, "yellow") for line in _marked(rows)]
-    return Group(Fitting(wide, tall), *marked) if marked else Fitting(wide, tall)
+    table = Fitting(wide, tall, Group(low, *below))
+    return Group(table, *marked) if marked else table
 
 
 def _marked(rows: Sequence[Compared]) -> Iterator[str]:
