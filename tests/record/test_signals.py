@@ -112,7 +112,7 @@ CASES = [
     ("high_entropy", 1, {"entropy_share": 0.99}, "slow"),
     ("one_seat", 1, {"seat_share_max": 1.0}, "slow"),
     ("waiting", 3, {"learner_share": 0.01}, "slow"),
-    ("idle", 10, {"idle_share": 0.9}, "slow"),
+    ("idle", 10, {"idle_share": 0.97}, "slow"),
     ("thrown_away", 10, {"lost_share": 0.7}, "slow"),
     ("too_long", 1, {"samples": 0, "samples_too_long": 30.0}, "barren"),
 ]

@@ -474,7 +474,7 @@ BELOW_START = Condition("evaluations in a row below the start", 3, (), _below_st
 WAITING = Condition(
     "share of time in which the learner waits", 0.95, ("learner_share", "games_per_s"), _waiting
 )
-IDLE = Condition("share of time in which engines and learner rest", 0.8, ("idle_share",), _idle)
+IDLE = Condition("share of time in which engines and learner rest", 0.95, ("idle_share",), _idle)
 THROWN_AWAY = Condition("share of samples that are thrown away", 0.5, ("lost_share",), _thrown_away)
 TOO_LONG = Condition(
     "share of samples beyond learner.max_train_len", 0.1, ("samples_too_long",), _too_long
