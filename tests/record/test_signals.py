@@ -13,7 +13,16 @@ from rlforge.config.compose import compose
 from rlforge.config.overrides import assignment, key_of, parse_overrides
 from rlforge.config.plugins import SIGNALS
 from rlforge.config.schema import RunConfig
-from rlforge.record.signals import Condition, Finding, Judge, Seen, Signal, judged, told, verdict
+from rlforge.record.signals import (
+    Condition,
+    Finding,
+    Judge,
+    Seen,
+    Signal,
+    judged,
+    verdict,
+    with_times,
+)
 from rlforge.statistics import wilson_interval
 from rlforge.types import EvalResult
 
@@ -228,7 +237,7 @@ def test_each_name_is_told_once_with_all_its_times_as_far_as_there_is_room():
         for step, end in times
     ]
     still = Signal(name="y", step=3, text="", mend="", weight="barren")
-    assert [(one.name, one.step, when) for one, when in told([*again, still])] == [
+    assert [(one.name, one.step, when) for one, when in with_times([*again, still])] == [
         ("y", 3, "since update 3"),
         ("x", 60, "updates 30 to 32, 40 to 42, 50 to 52, 60 to 62 and 2 times before, ended"),
     ]

@@ -183,7 +183,9 @@ class Learner:
         if self._single_step:
             inputs.proximal.sum_(self._ranks)
         with watch.phase("scoring"):
-            moved = movement(self._policy, selection, batch.samples, inputs.proximal.sampled)
+            moved = {"moved": 0.0}
+            if moves:
+                moved = movement(self._policy, selection, batch.samples, inputs.proximal.sampled)
         metrics = {
             **inputs.metrics,
             **moved,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sized
+from typing import Literal
 
 from rlforge.record import remedies
 from rlforge.record.remedies import Change
@@ -12,6 +13,8 @@ from rlforge.types import EvalResult
 
 #: From this share on, a share is all but a few.
 _ALL = 0.99
+#: From this share on, it is shown as 100 %.
+_EACH = 0.9995
 #: Updates over which figures of speed are taken: they vary with what else the machine does.
 _FEW = 2
 #: Standard errors by which an evaluation is below the start.
@@ -20,8 +23,12 @@ _SURE = 2.0
 _GAMES = 16
 
 
+Check = Callable[[Seen, float], Finding | None]
+What = Callable[[Seen, str], tuple[str, str, Change]]
+
+
 def _of_all(share: float) -> str:
-    return "all" if share >= 0.9995 else f"{share:.0%} of all"
+    return "all" if share >= _EACH else f"{share:.0%} of all"
 
 
 def _rate(seen: Seen) -> str:
@@ -32,25 +39,37 @@ def _temperature(seen: Seen) -> str:
     return f"{seen.config.engine.temperature:g}"
 
 
-def _games(
-    name: str, what: Callable[[Seen, str], tuple[str, str, Change]]
-) -> Callable[[Seen, float], Finding | None]:
-    """A check of a share of games; what: its end, mend and change, for an environment."""
+def _weight(share: float) -> Weight:
+    return "barren" if share >= _ALL else "slow"
+
+
+def _share(
+    of: Literal["games", "answers"], name: str, what: What, *, inverse: bool = False
+) -> Check:
+    """A check of the environment with the largest share of its games, or of the answers in them.
+
+    Args:
+        name: Figure of its training games.
+        what: Returns the end of the sentence, the mend and the change, for the environment.
+        inverse: The share is 1 less the figure.
+    """
 
     def check(seen: Seen, threshold: float) -> Finding | None:
-        if (seen.now("games") or 0) + (seen.now("failed_games") or 0) < _GAMES:
+        shares = [(env, 1 - x if inverse else x) for env, x in seen.of_games(name)]
+        env, share = max(shares, key=lambda pair: pair[1], default=("", 0.0))
+        played = seen.now("games") or 0
+        if of == "games":
+            played += seen.now("failed_games") or 0
+        if not env or share < threshold or played < _GAMES:
             return None
-        for env, share in seen.of_games(name):
-            if share >= threshold:
-                end, mend, change = what(seen, env)
-                weight: Weight = "final" if share >= 0.9995 else "barren"
-                return Finding(
-                    text=f"{_of_all(share)} games of {env} {end}",
-                    mend=mend,
-                    weight=weight if share >= _ALL else "slow",
-                    change=change,
-                )
-        return None
+        end, mend, change = what(seen, env)
+        final = of == "games" and share >= _EACH
+        return Finding(
+            text=f"{_of_all(share)} {of} {'of' if of == 'games' else 'in'} {env} {end}",
+            mend=mend,
+            weight="final" if final else _weight(share),
+            change=change,
+        )
 
     return check
 
@@ -74,28 +93,7 @@ def _failed(seen: Seen, env: str) -> tuple[str, str, Change]:
     return "fail", "logs/collector-0.log names the error", {}
 
 
-def _answers(
-    name: str, what: Callable[[Seen], tuple[str, str, Change]], *, inverse: bool = False
-) -> Callable[[Seen, float], Finding | None]:
-    """A check of a share of the policy's answers, or of 1 less it (inverse)."""
-
-    def check(seen: Seen, threshold: float) -> Finding | None:
-        shares = [(env, 1 - x if inverse else x) for env, x in seen.of_games(name)]
-        env, share = max(shares, key=lambda pair: pair[1], default=("", 0.0))
-        if not env or share < threshold or (seen.now("games") or 0) < _GAMES:
-            return None
-        end, mend, change = what(seen)
-        return Finding(
-            text=f"{_of_all(share)} answers in {env} {end}",
-            mend=mend,
-            weight="barren" if share >= _ALL else "slow",
-            change=change,
-        )
-
-    return check
-
-
-def _not_in_form(seen: Seen) -> tuple[str, str, Change]:
+def _not_in_form(seen: Seen, env: str) -> tuple[str, str, Change]:
     return (
         f"are not in the form that model.action_extraction={seen.config.model.action_extraction} "
         "reads",
@@ -105,12 +103,12 @@ def _not_in_form(seen: Seen) -> tuple[str, str, Change]:
     )
 
 
-def _cut_answers(seen: Seen) -> tuple[str, str, Change]:
+def _cut_answers(seen: Seen, env: str) -> tuple[str, str, Change]:
     tokens = seen.config.engine.max_tokens
     return f"are cut at engine.max_tokens={tokens}", "raise it", remedies.answers(seen.config)
 
 
-def _illegal(seen: Seen) -> tuple[str, str, Change]:
+def _illegal(seen: Seen, env: str) -> tuple[str, str, Change]:
     return (
         "are no legal moves",
         "a prompt that lists them (model.prompt_template) or `rlforge sft` helps",
@@ -130,7 +128,7 @@ def _no_advantage(seen: Seen, threshold: float) -> Finding | None:
         "apart (rewards)"
         if group
         else "give rewards that tell games apart (rewards)",
-        weight="barren" if share >= _ALL else "slow",
+        weight=_weight(share),
         change=remedies.variety(seen.config),
     )
 
@@ -165,7 +163,7 @@ def _skipped(seen: Seen, threshold: float) -> Finding | None:
     return Finding(
         text=f"{share:.0%} of the last 10 updates made no step: their batches had no advantage",
         mend="a larger learner.batch_size, other opponents (pool) or rewards give one",
-        weight="barren" if share >= _ALL else "slow",
+        weight=_weight(share),
         change=remedies.batches(seen.config),
     )
 
@@ -180,7 +178,7 @@ def _nan_steps(seen: Seen, threshold: float) -> Finding | None:
         "or gradient is not finite",
         mend=f"lower learner.learning_rate={_rate(seen)}, and go on from "
         "a version before (learner.initial_adapter)",
-        weight="final" if every and seen.mean("grad_norm", 1) is None else "slow",
+        weight="final" if every else "slow",
         change=remedies.rate(seen.config, 0.1),
     )
 
@@ -321,7 +319,7 @@ def _worse(now: EvalResult, start: EvalResult) -> bool:
     """Whether a score is below that of the start by more than chance; a draw is half a win."""
     if not now.games:
         return False
-    scores = [(one.wins + one.draws / 2 + 1) / (one.games + 2) for one in (now, start)]
+    scores = [one.score for one in (now, start)]
     noise = math.sqrt(
         sum(x * (1 - x) / one.games for x, one in zip(scores, (now, start), strict=True))
     )
@@ -367,7 +365,7 @@ def _too_long(seen: Seen, threshold: float) -> Finding | None:
     return Finding(
         text=f"{_of_all(share)} samples are longer than learner.max_train_len, and left out",
         mend="raise it, or lower engine.max_model_len",
-        weight="barren" if share >= _ALL else "slow",
+        weight=_weight(share),
         change=remedies.samples(seen.config),
     )
 
@@ -391,31 +389,31 @@ TURN_LIMIT = Condition(
     "share of games cut by max_turns",
     0.5,
     ("*/turn_limit_rate",),
-    _games("turn_limit_rate", _cut_by_turns),
+    _share("games", "turn_limit_rate", _cut_by_turns),
 )
 CONTEXT_LIMIT = Condition(
     "share of games that exceed the context",
     0.5,
     ("*/context_limit_rate",),
-    _games("context_limit_rate", _cut_by_context),
+    _share("games", "context_limit_rate", _cut_by_context),
 )
 FAILED_GAMES = Condition(
-    "share of games that fail", 0.25, ("*/failed_rate",), _games("failed_rate", _failed)
+    "share of games that fail", 0.25, ("*/failed_rate",), _share("games", "failed_rate", _failed)
 )
 CUT_ANSWERS = Condition(
     "share of answers cut by engine.max_tokens",
     0.5,
     ("*/truncated_rate",),
-    _answers("truncated_rate", _cut_answers),
+    _share("answers", "truncated_rate", _cut_answers),
 )
 FORMAT = Condition(
     "share of answers that are not in the form",
     0.9,
     ("*/format_success",),
-    _answers("format_success", _not_in_form, inverse=True),
+    _share("answers", "format_success", _not_in_form, inverse=True),
 )
 ILLEGAL_MOVES = Condition(
-    "share of illegal moves", 0.9, ("*/invalid_rate",), _answers("invalid_rate", _illegal)
+    "share of illegal moves", 0.9, ("*/invalid_rate",), _share("answers", "invalid_rate", _illegal)
 )
 NO_ADVANTAGE = Condition(
     "share of samples without an advantage", 0.9, ("no_advantage_share",), _no_advantage

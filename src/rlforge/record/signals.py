@@ -24,7 +24,7 @@ from rlforge.types import EvalResult, value
 SPAN = 10
 #: Updates without a finding after which a signal has ended: one good batch among bad ones is none.
 _QUIET = 3
-#: Times of one signal that are told.
+#: Times of one signal that are listed.
 _TIMES = 4
 
 Row = Mapping[str, Any]
@@ -224,12 +224,12 @@ def ranked(signals: Iterable[Signal]) -> list[Signal]:
     return sorted(signals, key=lambda one: (one.until is not None, one.weight == "slow", -one.step))
 
 
-def told(signals: Iterable[Signal]) -> list[tuple[Signal, str]]:
+def with_times(signals: Iterable[Signal]) -> list[tuple[Signal, str]]:
     """The last signal of each name, as ``ranked``, and in words when it held, all times of it.
 
     Example:
         >>> first = Signal(name="x", step=3, until=5, text="it stands", mend="push", weight="slow")
-        >>> [when for _, when in told([first, replace(first, step=9, until=None)])]
+        >>> [when for _, when in with_times([first, replace(first, step=9, until=None)])]
         ['since update 9, and in updates 3 to 5']
     """
     found: dict[str, list[Signal]] = {}

@@ -13,7 +13,7 @@ from rlforge.config.plugins import RUN_KINDS, SIGNALS
 from rlforge.errors import ConfigError, RlforgeError
 from rlforge.record.game_files import GameIndex, read_games
 from rlforge.record.results import by_pairing
-from rlforge.record.signals import Signal, told
+from rlforge.record.signals import Signal, with_times
 from rlforge.show.formatting import percent
 from rlforge.show.report.charts import Series, thin
 from rlforge.show.report.data import RunData, load_run
@@ -59,7 +59,7 @@ class Why:
     Attributes:
         verdict: A sentence on the whole run.
         about: Status, updates and time.
-        signals: Signals, as ``told``, each with the curves that show it.
+        signals: Signals, as ``with_times``, each with the curves that show it.
         results: Win rates over evaluations, by opponent.
         usual: Curves that say how a run without signals goes.
         no_games: Why there are no games to show; empty where there are.
@@ -83,8 +83,8 @@ class Why:
 def explain(run_dir: Path) -> Why:
     """Read a run, which may go on. Raises RlforgeError for damaged JSON files."""
     run = load_run(run_dir)
-    all_told = told(run.signals)
-    signals = [one for one, _ in all_told]
+    timed = with_times(run.signals)
+    signals = [one for one, _ in timed]
     change: dict[str, Any] = {}
     for one in signals:
         if one.until is None:
@@ -96,7 +96,7 @@ def explain(run_dir: Path) -> Why:
     return Why(
         verdict=_verdict(run, signals),
         about=_about(run),
-        signals=tuple((one, when, tuple(_curves(run, _figures(one)))) for one, when in all_told),
+        signals=tuple((one, when, tuple(_curves(run, _figures(one)))) for one, when in timed),
         results=tuple(_results(run)),
         usual=() if signals else tuple(_curves(run, _USUAL)),
         games=tuple(games),

@@ -154,14 +154,12 @@ class Sentinel:
         if not result.games:
             return []
         points = result.wins + result.draws / 2
-        # With Laplace's prior the variance of the mean is not 0 where all games were won.
-        share = (points + 1) / (result.games + 2)
         return self._judge(
             ("score", f"{result.env_id} against {result.opponent}"),
             result.step,
             1 - points / result.games,
             lambda x: 1 - x,
-            noise=share * (1 - share) / result.games,
+            noise=result.score * (1 - result.score) / result.games,
         )
 
     def measured(self, result: ExactResult) -> list[Alarm]:

@@ -7,7 +7,7 @@ from pkgutil import resolve_name
 
 from rlforge.config.overrides import assignments
 from rlforge.config.plugins import RUN_KINDS
-from rlforge.record.signals import told
+from rlforge.record.signals import with_times
 from rlforge.show.report import curves, games, tables
 from rlforge.show.report.data import RunData, load_run
 from rlforge.show.report.page import check_page, render, write_page
@@ -32,7 +32,7 @@ def of_games(run: RunData) -> str:
     return render(
         "show/report/run.html.jinja",
         run=run,
-        signals=told(run.signals),
+        signals=with_times(run.signals),
         assignments=assignments,
         curves=curves,
         games=games,
