@@ -10,7 +10,7 @@ import pytest
 import ray
 from tests.harness.in_process import InProcessActor
 
-from rlforge.errors import EngineError
+from rlforge.errors import EngineDeadError, EngineError
 from rlforge.run.actors.engine import Request
 from rlforge.run.actors.engine_client import RemoteEngine
 from rlforge.types import Completion, PolicyRef, SamplingParams
@@ -19,6 +19,11 @@ COMPLETION = Completion(text="a")
 ONE, BASE = SamplingParams(max_tokens=1), PolicyRef(uid="b", kind="checkpoint")
 BROKEN = ray.exceptions.ActorUnavailableError("restarting", None)
 DEAD = ray.exceptions.ActorDiedError()
+FULL = ray.exceptions.OutOfMemoryError(
+    "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: ::1, "
+    "ID: 20f4) was 22.63GB used / 23.54GB limit (0.961333)\nConsidered workers: [\nSelected to "
+    "kill: (Actor(ca09): task name=engine-0:EngineActor.__init__, pid=11736)\n]\n"
+)
 
 
 class Handle:
@@ -181,17 +186,34 @@ async def test_a_request_that_kills_engines_fails_after_its_retries() -> None:
         await asyncio.wait_for(deadly, 5)
 
 
-async def test_requests_fail_once_ray_has_given_up_every_engine() -> None:
+@pytest.mark.parametrize(
+    ("death", "told"),
+    [
+        (DEAD, "an actor died: "),
+        (FULL, "engine-0 was killed by Ray for want of memory: 22.6 of 23.5 GiB were in use"),
+        (ray.exceptions.ActorUnschedulableError("no node is left"), "an actor died: The actor"),
+    ],
+)
+async def test_requests_fail_once_ray_has_given_up_every_engine(
+    death: Exception, told: str
+) -> None:
     engine = Handle()
     client = _client(engine, retries=3)
     answer = asyncio.create_task(client.generate([7], ONE, BASE))
     await engine.submitted.get()
-    engine.death = DEAD
-    engine.die(DEAD)
-    with pytest.raises(EngineError, match="every engine died, and none is back"):
+    engine.death = death
+    engine.die(death)
+    with pytest.raises(EngineDeadError, match="every engine died, and none is back: ") as failed:
         await asyncio.wait_for(answer, 5)
-    with pytest.raises(EngineError, match="every engine died"):
+    assert told in str(failed.value)
+    assert "\n" not in str(failed.value)
+    with pytest.raises(EngineDeadError, match="every engine died"):
         await client.generate([7], ONE, BASE)
+    await asyncio.wait_for(client.gone(), 5)
+    assert client.death is death
+    with pytest.raises(EngineDeadError, match="the engine died while loading b"):
+        await client.load(BASE)
+    await client.close()
 
 
 async def test_an_elastic_client_uses_each_engine_as_soon_as_it_is_there() -> None:

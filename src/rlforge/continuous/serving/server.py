@@ -153,8 +153,11 @@ async def _serve(
         await engine.close()
         await actors.come_home()
     if not stop.is_set():
-        raise ray_processes.ended() or RunError(
-            f"an engine died more than {kind.RESTARTS} times; see {state_dir}/logs"
+        if (death := engine.death) is None:
+            raise ray_processes.ended() or RunError("Ray has ended")
+        why = reason(death, state_dir, ray_processes.memory_of)
+        raise RunError(
+            f"an engine died more than {kind.RESTARTS} times: {why}; see {state_dir}/logs"
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from rlforge.run.actors.cluster import RunActors
-from rlforge.run.actors.process import restarted
+from rlforge.run.actors.process import DEATHS, restarted
 from rlforge.types import PolicyRef
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class ActorCalls:
     """
 
     # Ray restarts actors that die, as often as ``max_restarts`` says: meanwhile their calls raise
-    # ActorUnavailableError, and once it has given them up, ActorDiedError.
+    # ActorUnavailableError, and once it has given them up, another one of ``DEATHS``.
 
     def __init__(self, actors: RunActors, note: Callable[[str], None], *, elastic: bool) -> None:
         self._actors, self._note, self._elastic = actors, note, elastic
@@ -39,7 +39,7 @@ class ActorCalls:
         """Call a method of an actor once; None where the actor is lost meanwhile."""
         try:
             return await getattr(self._actors.named[name], method).remote(*arguments)
-        except ray.exceptions.RayActorError as error:
+        except DEATHS as error:
             self.lost(name, error)
             return None
 
@@ -77,7 +77,7 @@ class ActorCalls:
         """Await the loop of an actor; with ``elastic`` others of its kind may outlive it."""
         try:
             await loop
-        except ray.exceptions.RayActorError as error:
+        except DEATHS as error:
             self._actors.absent.add(name)
             self._given_up.add(name)
             kind = name.partition("-")[0]

@@ -24,7 +24,7 @@ from rlforge.record.scalars import Sums, means, taken
 from rlforge.run.actors.folder import RunFolder, come_home, on_node, start_server, this_node
 from rlforge.run.actors.host import STATE, Host, Hosted
 from rlforge.run.actors.learner import LearnerGroup
-from rlforge.run.actors.process import HELD_S, answer, turn_file
+from rlforge.run.actors.process import DEATHS, HELD_S, answer, turn_file
 from rlforge.specs import ActorSpec
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class RunActors:
         """Wait until an actor that is there does not answer for ``HELD_S``."""
         while True:
             # An actor that died is not held: its other callers end the run, or wait for it.
-            with contextlib.suppress(ray.exceptions.RayActorError):
+            with contextlib.suppress(*DEATHS):
                 try:
                     async with asyncio.timeout(HELD_S):
                         if name not in self.absent:

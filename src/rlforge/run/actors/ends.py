@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import ray
 
 from rlforge.errors import RlforgeError, RunError, command_line
-from rlforge.run.actors.cluster import RunActors
 from rlforge.run.actors.process import DEATHS, ENDS, SAVES_MEMORY
 from rlforge.system.hardware import ram
+
+if TYPE_CHECKING:
+    from rlforge.run.actors.cluster import RunActors
 
 # Ray has no fields for these: its texts name an actor, its process, and the memory in use.
 _NAME = re.compile(r"^\tname: (.+)$|\btask name=([\w-]+):", re.MULTILINE)
@@ -50,8 +53,13 @@ def explained(
     return RunError(f"{why}; {log}; go on with: {again}")
 
 
-def reason(error: BaseException, run_dir: Path, memory_of: MemoryOf = lambda process: None) -> str:
-    """Message for the user in an error of Ray; of a bug also file and line."""
+def reason(
+    error: BaseException, run_dir: Path | None = None, memory_of: MemoryOf = lambda process: None
+) -> str:
+    """Message for the user in an error of Ray, in one line; of a bug also file and line.
+
+    Without ``run_dir`` no log of the run is read, and Ray's text alone tells.
+    """
     cause, trace = error, ""
     while isinstance(cause, ray.exceptions.RayTaskError) and cause.cause is not None:
         cause, trace = cause.cause, str(cause)
@@ -67,7 +75,7 @@ def reason(error: BaseException, run_dir: Path, memory_of: MemoryOf = lambda pro
     return f"{type(cause).__name__}: {first}{_place(trace)}"
 
 
-def _end(error: Exception, name: str | None, run_dir: Path, memory_of: MemoryOf) -> str:
+def _end(error: Exception, name: str | None, run_dir: Path | None, memory_of: MemoryOf) -> str:
     """How a process ended, as a predicate of its name."""
     text = str(error)
     process = _first(_PROCESS, text)
@@ -85,19 +93,21 @@ def _end(error: Exception, name: str | None, run_dir: Path, memory_of: MemoryOf)
     if "End of file" not in detail[1]:
         return f"died: {detail[1].strip().rstrip('.')}"
     # Ray knows only that the connection to the process ended: the process's own files say more.
-    if crash := _last(run_dir / "logs" / f"{name}.crash.log", r"Fatal Python error: (.+)"):
-        return f"crashed: {crash} (logs/{name}.crash.log)"
-    if own := _last(run_dir / "logs" / f"{name}.log", rf"{ENDS}: (.+)\Z"):
-        return f"died: {own}"
+    if run_dir is not None:
+        logs = run_dir / "logs"
+        if crash := _last(logs / f"{name}.crash.log", r"Fatal Python error: (.+)"):
+            return f"crashed: {crash} (logs/{name}.crash.log)"
+        if own := _last(logs / f"{name}.log", rf"{ENDS}: (.+)\Z"):
+            return f"died: {own}"
     limit = f" of {_gib(ram()).removesuffix(' GiB')}" if had else ""
     return f"was killed (signal 9), perhaps for want of memory{had}{limit}; {SAVES_MEMORY}"
 
 
-def _name(error: BaseException, run_dir: Path) -> str | None:
+def _name(error: BaseException, run_dir: Path | None) -> str | None:
     """Name of the process that ended."""
     if name := _first(_NAME, str(error)):
         return name
-    if process := _first(_PROCESS, str(error)):
+    if run_dir is not None and (process := _first(_PROCESS, str(error))):
         for log in (run_dir / "logs").glob("*.log"):
             if _last(log, rf"started as process ({process})$"):
                 return log.stem

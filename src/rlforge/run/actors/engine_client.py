@@ -18,8 +18,9 @@ import ray
 from rlforge.engines.base import EngineStats, OnTokens
 from rlforge.errors import EngineDeadError, EngineError, RunError
 from rlforge.run.actors.bundle import Bundle
+from rlforge.run.actors.ends import reason
 from rlforge.run.actors.engine import Request
-from rlforge.run.actors.process import restarted
+from rlforge.run.actors.process import DEATHS, restarted
 from rlforge.system.timeouts import TimeLimit
 from rlforge.system.utilisation import Span
 from rlforge.types import Completion, PolicyRef, SamplingParams
@@ -112,6 +113,8 @@ class RemoteEngine:
         self._flush_planned = False
         self._changed = asyncio.Event()
         self._given_up = asyncio.Event()
+        #: Why ``gone`` has returned.
+        self.death: Exception | None = None
         self._spans: list[Span] = []
         # Only one client may poll: an engine reports each span once, and two would share them.
         if poll_s is not None:
@@ -152,8 +155,8 @@ class RemoteEngine:
                 if isinstance(error.cause, EngineError):
                     raise error.cause from None
                 raise
-            except ray.exceptions.RayActorError as error:
-                death = str(error)
+            except DEATHS as error:
+                death = reason(error)
                 self._lost(engine, error)
                 if self._elastic:
                     return
@@ -195,12 +198,12 @@ class RemoteEngine:
                 stream.begin()
             try:
                 return await self._ask(engine, tuple(prompt_token_ids), params, policy, stream)
-            except ray.exceptions.RayActorError as error:
-                tries, death = tries + 1, str(error)
+            except DEATHS as error:
+                tries, death = tries + 1, reason(error)
             if tries > self._retries:
                 times = "" if tries == 1 else f" {tries} times"
                 raise EngineError(f"an engine died while answering{times}: {death}")
-        raise EngineError(f"every engine died, and none is back: {death}")
+        raise EngineDeadError(f"every engine died, and none is back: {death}")
 
     async def _choose(self, conversation: int | None) -> _Engine | None:
         """An engine that is here, if need be after a wait; None once all are gone."""
@@ -230,7 +233,7 @@ class RemoteEngine:
             if engine.state == "here":
                 try:
                     report = await engine.actor.report.remote()
-                except ray.exceptions.RayActorError as error:
+                except DEATHS as error:
                     self._lost(engine, error)
                 else:
                     engine.stats = report.stats
@@ -240,19 +243,20 @@ class RemoteEngine:
     def _lost(self, engine: _Engine, error: Exception) -> None:
         """Send an engine that died no requests until it is back."""
         if engine.state == "here":
-            log.warning("%s died: %s", engine.name, error)
+            log.warning("%s died: %s", engine.name, reason(error))
             self._set_state(engine, "away")
             self._start(self._await_restart(engine))
 
     async def _await_restart(self, engine: _Engine) -> None:
         try:
             await restarted(engine.actor, engine.name, elastic=self._elastic)
-        except (ray.exceptions.RayActorError, RunError) as error:
-            log.error("%s is gone for good: %s", engine.name, error)
+        except (*DEATHS, RunError) as error:
+            log.error("%s is gone for good: %s", engine.name, reason(error))
             self._set_state(engine, "gone")
             left = self._elastic and any(each.state != "gone" for each in self._engines)
             # A RunError says that the engine takes long: it may still come back.
             if not isinstance(error, RunError) and not left:
+                self.death = error
                 self._given_up.set()
         else:
             self._set_state(engine, "here")
@@ -311,7 +315,7 @@ class RemoteEngine:
 
     async def _cancel(self, engine: _Engine, ticket: int) -> None:
         # A dead engine has forgotten the request already.
-        with contextlib.suppress(ray.exceptions.RayActorError):
+        with contextlib.suppress(*DEATHS):
             await engine.actor.cancel.remote(self._client, [ticket])
 
     def _flush(self) -> None:
@@ -330,7 +334,7 @@ class RemoteEngine:
         tickets = [request.ticket for request in requests]
         try:
             await engine.actor.submit.remote(self._client, Bundle(requests))
-        except ray.exceptions.RayActorError as error:
+        except DEATHS as error:
             self._lost(engine, error)
             engine.fail(tickets, error)
         else:
@@ -340,7 +344,7 @@ class RemoteEngine:
         while True:
             try:
                 answers = await engine.actor.collect.remote(self._client)
-            except ray.exceptions.RayActorError as error:
+            except DEATHS as error:
                 self._lost(engine, error)
                 await self._fail_lost(engine, error)
                 continue
@@ -378,7 +382,7 @@ class RemoteEngine:
         received = list(engine.received)
         try:
             in_hand = set(await engine.actor.in_hand.remote(self._client))
-        except ray.exceptions.RayActorError:
+        except DEATHS:
             # The process is dead again: the next call of ``collect`` raises.
             return
         engine.fail([ticket for ticket in received if ticket not in in_hand], error)

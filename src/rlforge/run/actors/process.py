@@ -22,8 +22,14 @@ from rlforge.system.output import Output, keep
 
 log = logging.getLogger(__name__)
 
-#: Ray's exceptions that say that a process ended.
-DEATHS = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
+#: Ray's exceptions that say that a process ended. One that Ray starts again gives
+#: ``ActorUnavailableError`` alone, the others name why it was given up.
+DEATHS = (
+    ray.exceptions.RayActorError,
+    ray.exceptions.OutOfMemoryError,
+    ray.exceptions.ActorUnschedulableError,
+    ray.exceptions.RuntimeEnvSetupError,
+)
 
 SAVES_MEMORY = "`rlforge doctor` lists what saves memory"
 
