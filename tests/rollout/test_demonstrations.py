@@ -68,16 +68,16 @@ def played_by_a_run(folder: Path, model: ModelConfig, records: Iterable[GameReco
     return str(folder)
 
 
-async def samples(config: SftConfig, run_dir: Path) -> tuple[Sample, ...]:
+def samples(config: SftConfig, run_dir: Path) -> tuple[Sample, ...]:
     said: list[str] = []
-    made = await make_samples(config, run_dir, said.append)
+    made = make_samples(config, run_dir, said.append)
     assert said[-1].startswith(f"{len(made.train):,} samples to learn from")
     assert load_samples(run_dir) == made
     return made.train
 
 
-async def test_prompts_are_those_of_play_and_answers_are_legal(tiny, tmp_path):
-    made = await samples(config(tiny), tmp_path)
+def test_prompts_are_those_of_play_and_answers_are_legal(tiny, tmp_path):
+    made = samples(config(tiny), tmp_path)
     tokenizer = load_tokenizer(tiny)
     prompter, stops = Prompter(tokenizer), stop_token_ids(tiny, tokenizer)
     records = list(read_games(tmp_path))
@@ -103,10 +103,8 @@ async def test_prompts_are_those_of_play_and_answers_are_legal(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("answer", "text"), [("{action}", r"\boxed{[4]}"), ("I play {action}.", r"I play \boxed{[4]}.")]
 )
-async def test_answers_have_the_form_and_the_end_of_the_models_turn(
-    chat_model, tmp_path, answer, text
-):
-    made = await samples(config(chat_model, answer=answer), tmp_path)
+def test_answers_have_the_form_and_the_end_of_the_models_turn(chat_model, tmp_path, answer, text):
+    made = samples(config(chat_model, answer=answer), tmp_path)
     tokenizer = load_tokenizer(chat_model)
     sample = next(sample for sample in made if sample.action == "[4]")
     assert tokenizer.decode(sample.token_ids) == f"{text}<|im_end|>"
@@ -114,10 +112,8 @@ async def test_answers_have_the_form_and_the_end_of_the_models_turn(
     assert sample.logprobs == (0.0,) * len(sample.token_ids)
 
 
-async def test_in_conversations_a_players_turns_continue_each_other_as_in_play(
-    chat_model, tmp_path
-):
-    made = await samples(config(chat_model, context="conversation"), tmp_path)
+def test_in_conversations_a_players_turns_continue_each_other_as_in_play(chat_model, tmp_path):
+    made = samples(config(chat_model, context="conversation"), tmp_path)
     tokenizer = load_tokenizer(chat_model)
     players: dict[tuple[str, int], list[Sample]] = {}
     for sample in made:
@@ -139,35 +135,35 @@ async def test_in_conversations_a_players_turns_continue_each_other_as_in_play(
     assert len(join_turns(rows, made)) == len(players)
 
 
-async def test_answers_that_the_model_cannot_give_are_left_out(chat_model, tiny, tmp_path):
+def test_answers_that_the_model_cannot_give_are_left_out(chat_model, tiny, tmp_path):
     short = changed(config(chat_model), ["engine.max_tokens=3"])
     with pytest.raises(RunError, match="too long"):
-        await make_samples(short, tmp_path / "short", lambda text: None)
+        make_samples(short, tmp_path / "short", lambda text: None)
     # The tiny model's answer ends with its first closing bracket.
     early = config(tiny, answer="As [x] says, {action}")
     with pytest.raises(RunError, match="not read as their action"):
-        await make_samples(early, tmp_path / "early", lambda text: None)
+        make_samples(early, tmp_path / "early", lambda text: None)
     # A conversation ends with it.
     early = config(tiny, context="conversation", answer="As [x] says, {action}")
     with pytest.raises(RunError, match=r"24 not read as their action"):
-        await make_samples(early, tmp_path / "talk", lambda text: None)
+        make_samples(early, tmp_path / "talk", lambda text: None)
 
 
-async def test_only_the_asked_for_outcomes_and_players_are_learned_from(tiny, tmp_path):
+def test_only_the_asked_for_outcomes_and_players_are_learned_from(tiny, tmp_path):
     players = ["minimax", "random_legal"]
-    made = await samples(config(tiny, players=players, games=30, keep="wins"), tmp_path / "wins")
+    made = samples(config(tiny, players=players, games=30, keep="wins"), tmp_path / "wins")
     assert {sample.raw_reward for sample in made} == {1.0}
     imitated = config(tiny, players=players, imitate=["minimax"], keep="wins_and_draws")
-    made = await samples(imitated, tmp_path / "imitated")
+    made = samples(imitated, tmp_path / "imitated")
     assert {sample.policy_uid for sample in made} == {"minimax"}
     assert {sample.player_id for sample in made} == {0, 1}
     assert min(sample.raw_reward for sample in made) >= 0.0
     none = config(tiny, min_reward=1.5)
     with pytest.raises(RunError, match="by outcome"):
-        await make_samples(none, tmp_path / "none", lambda text: None)
+        make_samples(none, tmp_path / "none", lambda text: None)
 
 
-async def test_only_the_last_turns_are_learned_from_where_so_asked(chat_model, tmp_path):
+def test_only_the_last_turns_are_learned_from_where_so_asked(chat_model, tmp_path):
     def longest(samples: Iterable[Sample]) -> dict[tuple[str, int], list[int]]:
         turns: dict[tuple[str, int], list[int]] = {}
         for sample in samples:
@@ -175,9 +171,9 @@ async def test_only_the_last_turns_are_learned_from_where_so_asked(chat_model, t
         return turns
 
     for context in ("turn", "conversation"):
-        every = await samples(config(chat_model, context=context), tmp_path / f"all-{context}")
+        every = samples(config(chat_model, context=context), tmp_path / f"all-{context}")
         ends = config(chat_model, context=context, last_turns=2)
-        last = await samples(ends, tmp_path / f"last-{context}")
+        last = samples(ends, tmp_path / f"last-{context}")
         assert longest(last) == {key: turns[-2:] for key, turns in longest(every).items()}
         prompts = {(s.origin, s.player_id, s.turn_index): s.prompt_token_ids for s in every}
         assert all(prompts[s.origin, s.player_id, s.turn_index] == s.prompt_token_ids for s in last)
@@ -195,26 +191,26 @@ def test_line_ups_are_equally_frequent_and_follow_from_the_seed(tiny):
     )
 
 
-async def test_equal_samples_once_and_at_most_as_many_as_asked_for(tiny, tmp_path):
-    twice = await samples(config(tiny, games=30), tmp_path / "twice")
-    once = await samples(config(tiny, games=30, unique=True), tmp_path / "once")
+def test_equal_samples_once_and_at_most_as_many_as_asked_for(tiny, tmp_path):
+    twice = samples(config(tiny, games=30), tmp_path / "twice")
+    once = samples(config(tiny, games=30, unique=True), tmp_path / "once")
     pairs = [(sample.prompt_token_ids, sample.token_ids) for sample in once]
     assert len(set(pairs)) == len(pairs) < len(twice)
     assert set(pairs) == {(sample.prompt_token_ids, sample.token_ids) for sample in twice}
-    few = await samples(config(tiny, games=30, max_samples=17), tmp_path / "few")
+    few = samples(config(tiny, games=30, max_samples=17), tmp_path / "few")
     assert len(few) == 17
 
 
-async def test_whole_games_are_held_out(tiny, tmp_path):
-    made = await make_samples(config(tiny, games=60, validation=0.2), tmp_path, lambda text: None)
+def test_whole_games_are_held_out(tiny, tmp_path):
+    made = make_samples(config(tiny, games=60, validation=0.2), tmp_path, lambda text: None)
     held, learned = ({sample.origin for sample in part} for part in (made.validation, made.train))
     assert held.isdisjoint(learned)
     share = len(made.validation) / (len(made.validation) + len(made.train))
     assert share == pytest.approx(0.2, abs=0.02)
 
 
-async def test_a_runs_own_answers_are_taken_token_by_token(tiny, tmp_path):
-    await make_samples(config(tiny, games=4), tmp_path / "scripted", lambda text: None)
+def test_a_runs_own_answers_are_taken_token_by_token(tiny, tmp_path):
+    make_samples(config(tiny, games=4), tmp_path / "scripted", lambda text: None)
     records = []
     for record in read_games(tmp_path / "scripted"):
         # As an engine answers seat 0; one answer reached the limit of tokens.
@@ -235,7 +231,7 @@ async def test_a_runs_own_answers_are_taken_token_by_token(tiny, tmp_path):
         )
         records.append(dataclasses.replace(record, turns=turns))
     run = played_by_a_run(tmp_path / "run", tiny, records)
-    made = await samples(config(tiny, players=[], run=run), tmp_path / "own")
+    made = samples(config(tiny, players=[], run=run), tmp_path / "own")
     expected = {
         (record.spec.game_id, (7, place), (8, place, 9))
         for record in records
@@ -245,15 +241,15 @@ async def test_a_runs_own_answers_are_taken_token_by_token(tiny, tmp_path):
     assert {(s.origin, s.prompt_token_ids, s.token_ids) for s in made} == expected
     ends = config(tiny, players=[], run=run, last_turns=1)
     lengths = {r.spec.game_id: sum(turn.player_id == 0 for turn in r.turns) for r in records}
-    last = {s.origin: s.turn_index for s in await samples(ends, tmp_path / "ends")}
+    last = {s.origin: s.turn_index for s in samples(ends, tmp_path / "ends")}
     assert last.items() <= {game: number - 1 for game, number in lengths.items()}.items()
     assert len(last) >= len(records) - 1
     won = config(tiny, players=[], run=run, keep="wins")
     if any(record.rewards[0] > 0 for record in records):
-        assert {s.raw_reward for s in await samples(won, tmp_path / "won")} == {1.0}
+        assert {s.raw_reward for s in samples(won, tmp_path / "won")} == {1.0}
 
 
-async def test_another_model_teaches_by_its_words_and_not_by_its_tokens(
+def test_another_model_teaches_by_its_words_and_not_by_its_tokens(
     tiny, chat_model, small_model, tmp_path
 ):
     """It is the small model, which answers boards; what learns has another tokenizer."""
@@ -261,7 +257,7 @@ async def test_another_model_teaches_by_its_words_and_not_by_its_tokens(
     hf = dataclasses.replace(hf, action_extraction="bracket", max_tokens=4, max_model_len=128)
     asked = config(chat_model, players=[teacher, "random_legal"], imitate=[teacher], games=6)
     asked = dataclasses.replace(asked, pool=PoolConfig(hf=hf))
-    made = await samples(dataclasses.replace(asked, seed=3), tmp_path / "data")
+    made = samples(dataclasses.replace(asked, seed=3), tmp_path / "data")
     tokenizer = load_tokenizer(chat_model)
     assert {sample.policy_uid for sample in made} == {teacher}
     for sample in made:
@@ -270,7 +266,7 @@ async def test_another_model_teaches_by_its_words_and_not_by_its_tokens(
     # In the records of such games are its tokens, which mean other texts to the run's model.
     run = played_by_a_run(tmp_path / "run", chat_model, read_games(tmp_path / "data"))
     with pytest.raises(RunError, match="no sample is left"):
-        await samples(config(chat_model, players=[], run=run), tmp_path / "own")
+        samples(config(chat_model, players=[], run=run), tmp_path / "own")
 
 
 class Reasoner(ChatHandler):
@@ -284,11 +280,11 @@ class Reasoner(ChatHandler):
 
 
 @pytest.mark.parametrize("form", ["boxed", "last_line"])
-async def test_an_api_models_words_are_learned_in_the_models_form(chat_model, form, tmp_path):
+def test_an_api_models_words_are_learned_in_the_models_form(chat_model, form, tmp_path):
     asked = dataclasses.replace(chat_model, action_extraction=form)
     asked = config(asked, players=["openai:teacher"], games=2)
     with serving(Reasoner) as server:
-        made = await samples(changed(asked, [f"pool.api.openai_base_url={server.url}"]), tmp_path)
+        made = samples(changed(asked, [f"pool.api.openai_base_url={server.url}"]), tmp_path)
     tokenizer = load_tokenizer(chat_model)
     words = {"boxed": r"The board is open. \boxed{{{}}}", "last_line": "{}"}[form]
     for sample in made:

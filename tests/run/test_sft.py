@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from rlforge.errors import ConfigError, RunError
 from rlforge.local.evaluate import evaluate_run
 from rlforge.local.policies import find_policy
 from rlforge.record.game_files import read_games
+from rlforge.rollout.demonstrations import load_samples
+from rlforge.run.actors.learner import LearnerActor
+from rlforge.samples import TrainBatch
 from rlforge.show.batches import find_batch
 
 LEARNING = {"players": ["random_legal"], "games": 100, "epochs": 2.0, "validation": 0.1}
@@ -52,7 +56,7 @@ def learn(model: Path, run_dir: Path, data: dict[str, Any], **learner: Any) -> r
         data=data,
         learner={"learning_rate": 1e-2, "warmup_updates": 2, "save_every": 8, **learner},
         model={"name": model, "prompt_template": "board", "action_extraction": "bracket"},
-        tracker={"progress": "off"},
+        tracker={"progress": "plain"},
         hardware={"threads": 1},
     )
 
@@ -100,7 +104,7 @@ def test_the_held_out_loss_falls_and_is_in_the_files_of_the_run(adapted: rlforge
 
 
 def test_a_killed_run_ends_with_the_weights_of_an_uninterrupted_one(
-    adapted: rlforge.Run, tmp_path: Path
+    adapted: rlforge.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = tmp_path / "killed"
     shutil.copytree(adapted.path, copy)
@@ -109,6 +113,7 @@ def test_a_killed_run_ends_with_the_weights_of_an_uninterrupted_one(
     for name in ("summary.json", "report.html"):
         (copy / name).unlink()
     resumed = rlforge.resume(copy)
+    assert f"resumed at update 8/{adapted.summary['total_updates']}" in capsys.readouterr().err
     assert resumed.versions == adapted.versions
     weights = Path("checkpoints", adapted.versions[-1], "adapter_model.safetensors")
     ours, theirs = load_file(copy / weights), load_file(adapted.path / weights)
@@ -117,6 +122,44 @@ def test_a_killed_run_ends_with_the_weights_of_an_uninterrupted_one(
     assert resumed.summary["before"] == adapted.summary["before"]
     with pytest.raises(RunError, match="already finished"):
         rlforge.resume(copy)
+
+
+@pytest.mark.parametrize("measurement", [0, 1, 2])
+def test_a_signal_ends_a_measurement_that_the_resumed_run_makes(
+    small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measurement: int
+) -> None:
+    """Of the start, of a version on the way, and of the last one."""
+    data = {**LEARNING, "games": 40, "epochs": 1.0, "validation": 0.3}
+    small = {"batch_size": 16, "save_every": 4}
+    calls = signals = 0
+    measure = LearnerActor.measure
+
+    def counted(self: LearnerActor, batch: TrainBatch) -> list[float]:
+        nonlocal calls
+        calls += 1
+        if calls == signals:
+            signal.raise_signal(signal.SIGINT)
+        return measure(self, batch)
+
+    monkeypatch.setattr(LearnerActor, "measure", counted)
+    whole = learn(small_model, tmp_path / "whole", data, **small)
+    pieces = -(-len(load_samples(whole.path).validation) // 16)
+    assert pieces > 2
+    at = [0, 1, calls // pieces - 1][measurement]
+    calls, signals = 0, at * pieces + 2  # in its second piece
+    run = learn(small_model, tmp_path / "run", data, **small)
+    assert run.summary["status"] == "interrupted"
+    assert calls == signals
+    assert run.versions == whole.versions[:at]
+    resumed = rlforge.resume(run.path)
+    assert resumed.summary["status"] == "done"
+    assert resumed.summary["before"] == whole.summary["before"]
+    assert resumed.summary["after"] == whole.summary["after"]
+    lines = [
+        [(row["step"], row.get("validation_loss")) for row in rows(each.path / "metrics.jsonl")]
+        for each in (resumed, whole)
+    ]
+    assert lines[0] == lines[1]
 
 
 def test_a_run_starts_from_the_newest_version_of_the_run_that_it_names(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -234,22 +233,13 @@ class Learner:
         result = self.update(batch)
         return dataclasses.replace(result, digests={"policy_before": before, **self.digests()})
 
-    def measure(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Likelihood of the answers of ``samples`` under the policy; every rank calls it.
-
-        ``validation_loss``: mean of -log p over their tokens, in nats. ``validation_answer_prob``:
-        mean probability of a whole answer, the chance to sample it.
-        """
+    def measure(self, samples: Sequence[Sample]) -> list[float]:
+        """Log-probs of the answers of ``samples`` under the policy; every rank calls it."""
         selection = select_rows(samples, None)
         self._policy.train(False)
-        logprobs = self._policy.logprobs(selection.rows, selection.tokens).sampled.cpu()
+        logprobs = self._policy.logprobs(selection.rows, selection.tokens).sampled
         self._policy.train()
-        answers = torch.split(logprobs, [len(turn.answer) for turn in selection.turns])
-        return {
-            "validation_loss": -float(logprobs.mean()),
-            "validation_answer_prob": sum(math.exp(float(one.sum())) for one in answers)
-            / len(answers),
-        }
+        return sums_of(selection.turns, logprobs)
 
     def answer_logprobs(
         self, answers: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +41,7 @@ from rlforge.rollout.lineup import as_played_by, train_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import derive_seed, line_up
 from rlforge.samples import Sample, TrainBatch
+from rlforge.system.loops import wait_for
 from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, Seat, Turn, value
 
 T = TypeVar("T")
@@ -65,7 +66,7 @@ def load_samples(run_dir: Path) -> Samples:
     return Samples(train=read_batch(train).samples, validation=read_batch(validation).samples)
 
 
-async def make_samples(config: SftConfig, run_dir: Path, say: Say) -> Samples:
+def make_samples(config: SftConfig, run_dir: Path, say: Say) -> Samples:
     """The samples of ``config.data``, written into the run directory; RunError without any."""
     data = config.data
     tokenizer = load_tokenizer(config.model)
@@ -73,7 +74,7 @@ async def make_samples(config: SftConfig, run_dir: Path, say: Say) -> Samples:
     left_out: Counter[str] = Counter()
     found: list[Sample] = []
     if data.players:
-        found += await config.teachers.answers(config, run_dir, encoder, left_out, say)
+        found += config.teachers.answers(config, run_dir, encoder, left_out, say)
     if data.run is not None:
         found += _of_run(Path(data.run), data, left_out)
     if data.file is not None:
@@ -148,17 +149,13 @@ def demonstration_games(config: SftConfig) -> list[GameSpec]:
     return specs
 
 
-async def answers_in_games(
+def answers_in_games(
     config: SftConfig, run_dir: Path, encoder: AnswerEncoder, left_out: Counter[str], say: Say
 ) -> list[Sample]:
     """The samples of games that ``data.players`` play; the games go to disk."""
-    data, specs = config.data, demonstration_games(config)
-    say(f"{', '.join(data.players)} play {len(specs):,} games")
-    async with _players(config) as policies:
-        table = _Table(policies)
-        collector = Collector(config.collector, None, table.answers)
-        async with _reported(table, say):
-            records = await collector.evaluate(specs)
+    data = config.data
+    # The games alone are in an event loop, where a signal waits until the work waits.
+    records, seen = wait_for(_played(config, say))
     failed = [record for record in records if record.error is not None]
     if len(failed) == len(records):
         raise RunError(f"all {len(records)} games failed; the last one: {failed[-1].error}")
@@ -176,11 +173,24 @@ async def answers_in_games(
         sample
         for record in records
         if record.error is None
-        for sample in _answers(record, table.seen[record.spec.game_id], config, prompter, encoder)
+        for sample in _answers(record, seen[record.spec.game_id], config, prompter, encoder)
         if _counts(record, sample.player_id, data, left_out)
     ]
     left_out["not read as their action"] += sum(not sample.token_ids for sample in samples)
     return [sample for sample in samples if sample.token_ids]
+
+
+async def _played(
+    config: SftConfig, say: Say
+) -> tuple[list[GameRecord], Mapping[str, Sequence[View]]]:
+    """The games, and what their players saw, by game."""
+    specs = demonstration_games(config)
+    say(f"{', '.join(config.data.players)} play {len(specs):,} games")
+    async with _players(config) as policies:
+        table = _Table(policies)
+        collector = Collector(config.collector, None, table.answers)
+        async with _reported(table, say):
+            return await collector.evaluate(specs), table.seen
 
 
 @contextlib.asynccontextmanager

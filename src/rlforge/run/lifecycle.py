@@ -209,13 +209,15 @@ async def _live(
     taken()
     try:
         async with asyncio.TaskGroup() as group:
-            watching = [
-                group.create_task(_show_progress(tracker, display)),
-                group.create_task(failures.watch_ray()),
-            ]
+            watching: list[asyncio.Task[None]] = [group.create_task(failures.watch_ray())]
             if context.hardware.device == "cuda":
                 watching.append(group.create_task(_watch_gpus(tracker)))
-            await controller.begin(resume=resume)
+            # A killed run has lines of updates after its state, which ``begin`` drops.
+            if resume:
+                await controller.begin(resume=True)
+            watching.append(group.create_task(_show_progress(tracker, display)))
+            if not resume:
+                await controller.begin(resume=False)
             watching += [
                 group.create_task(failures.watch(name, context, controller.stop))
                 for name in context.actors.named

@@ -55,13 +55,13 @@ class Players:
 
         return {"data.players": [*map(parse_opponent, config.data.players)]}
 
-    async def answers(
+    def answers(
         self, config: SftConfig, run_dir: Path, encoder: AnswerEncoder, out: Counter[str], say: Say
     ) -> list[Sample]:
         """All answers as samples; ``out`` counts those that are none, by reason."""
         from rlforge.rollout.demonstrations import answers_in_games
 
-        return await answers_in_games(config, run_dir, encoder, out, say)
+        return answers_in_games(config, run_dir, encoder, out, say)
 
 
 PLAYERS = Players()
@@ -103,12 +103,11 @@ class Supervised(RunKind[SftConfig]):
 
     def prepare(self, config: SftConfig, run_dir: Path, say: Say) -> None:
         from rlforge.rollout.datasets import has_samples
-        from rlforge.system.loops import wait_for
 
         if not has_samples(run_dir):
             from rlforge.rollout.demonstrations import make_samples
 
-            wait_for(make_samples(config, run_dir, say))
+            make_samples(config, run_dir, say)
 
     def counted(self, config: SftConfig, run_dir: Path) -> SftConfig:
         # The number of updates follows from that of the samples, which is known once they are made.

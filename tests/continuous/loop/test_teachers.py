@@ -76,11 +76,11 @@ def test_decisions_count_by_their_own_outcome(config, every):
     assert all(sample.reward >= 0.4 for sample in high[0])
 
 
-async def test_only_imitated_traders_are_learned_from(config, tmp_path):
+def test_only_imitated_traders_are_learned_from(config, tmp_path):
     players = {"players": ["value_trader", "noise_trader"], "imitate": ["value_trader"]}
     config = with_data(config, games=2, validation=0.5, **players)
     said: list[str] = []
-    made = await make_samples(config, tmp_path, said.append)
+    made = make_samples(config, tmp_path, said.append)
     assert len(made.train) == len(made.validation) == AGENTS // 2 * market_of(config).episode_ticks
     assert {sample.policy_uid for sample in made.train} == {"value_trader"}
     assert "value_trader, noise_trader trade for 2 episodes" in said

@@ -77,7 +77,7 @@ class Traders(Players):
     def opponents(self, config: SftConfig) -> Mapping[str, Sequence[PolicyRef]]:
         return {}
 
-    async def answers(
+    def answers(
         self, config: SftConfig, run_dir: Path, encoder: AnswerEncoder, out: Counter[str], say: Say
     ) -> list[Sample]:
         found, data, reported = list[Sample](), config.data, time.monotonic()

@@ -128,8 +128,8 @@ class LearnerActor:
         finally:
             self._learners.rest(offload=self._hardware.offload_learner)
 
-    def measure(self, batch: TrainBatch) -> dict[str, float]:
-        """Likelihood of the answers in ``batch``."""
+    def measure(self, batch: TrainBatch) -> list[float]:
+        """Log-probs of the answers in ``batch``."""
         return self._learners.turn().measure(batch.samples)
 
     def apply(self, function: Callable[..., Any], name: str, *arguments: Any) -> Any:
