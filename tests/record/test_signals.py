@@ -66,7 +66,8 @@ def row(step: int, **figures: float) -> dict[str, float]:
     games = {
         f"collection-{ENV}/{name[6:]}": x for name, x in figures.items() if name[:5] == "games"
     }
-    others = {name: x for name, x in figures.items() if name == "games" or name[:5] != "games"}
+    others = {name: x for name, x in figures.items() if not name.startswith("games_")}
+    others |= {name: x for name, x in figures.items() if name == "games_without_batch"}
     return {"step": step, **HEALTHY, **others, **games}
 
 
@@ -105,6 +106,8 @@ CASES = [
     ("cut_answers", 1, {"games_truncated_rate": 0.89}, "slow"),
     ("format", 1, {"games_format_success": 0.0}, "barren"),
     ("illegal_moves", 1, {"games_invalid_rate": 0.95}, "slow"),
+    ("no_batch", 1, {"games_without_batch": 1024, "buffer_size": 0}, "final"),
+    ("no_batch", 1, {"games_without_batch": 1024, "buffer_size": 3}, "slow"),
     ("no_advantage", 1, {"no_advantage_share": 1.0}, "barren"),
     ("equal_rewards", 1, {"reward_spread": 0.0}, "barren"),
     ("no_gradient", 1, {"grad_norm": 0.0}, "barren"),
@@ -123,7 +126,7 @@ CASES = [
     ("waiting", 3, {"learner_share": 0.01}, "slow"),
     ("idle", 10, {"idle_share": 0.97}, "slow"),
     ("thrown_away", 10, {"lost_share": 0.7}, "slow"),
-    ("too_long", 1, {"samples": 0, "samples_too_long": 30.0}, "barren"),
+    ("too_long", 1, {"samples": 0, "samples_too_long": 30.0}, "final"),
 ]
 
 
@@ -184,6 +187,20 @@ def test_a_signal_is_told_once_when_it_begins_and_once_when_it_ends():
     [ended] = judge.add(row(5))
     assert (ended.step, ended.until) == (1, 5)
     assert judge.open == []
+
+
+def test_what_is_played_without_a_batch_adds_to_the_update_before_and_ends_no_signal():
+    judge = Judge(config())
+    cut = {f"collection-{ENV}/context_limit_rate": 1.0}
+    wait = {"step": 0, "games": 512, **cut, "games_without_batch": 512, "buffer_size": 0}
+    assert [(one.name, one.step) for one in judge.add(wait)] == [("context_limit", 0)]
+    assert judge.final == []  # until it is shown again
+    assert [one.name for one in judge.add({**wait, "games_without_batch": 1024})] == ["no_batch"]
+    assert [one.name for one in judge.final] == ["context_limit"]
+    names_after(judge, 2)
+    for _ in range(5):
+        assert judge.add(row(2) | {"games": 900}) == []
+    assert [one.until for one in judge.add(row(3))] == [3, 3]
 
 
 def test_thresholds_of_the_configuration_replace_those_of_the_condition_and_null_switches_off():

@@ -251,6 +251,43 @@ async def test_what_a_stopped_run_owes_is_made_by_the_resumed_one_oldest_first()
         assert third.tables.versions() == [0] * 8  # as many as at the start
 
 
+@pytest.mark.parametrize("continuous", [False, True])
+async def test_the_last_version_gets_its_final_evaluation_if_it_had_fewer_games_before(
+    continuous: bool,
+) -> None:
+    more = ("eval.max_games_per_checkpoint=100", "eval.final_games=8")
+    run = Run(f"eval.continuous={continuous}", *more)
+    async with run.live() as evaluations:
+        run.evaluate(0, edge=True)
+        await settle()
+        await run.tables.end(16)
+        (run.follow if continuous else run.evaluate)(1)
+        await settle()
+        await run.tables.end(4)
+        # The updates up to the end make no version.
+        ending = asyncio.ensure_future(evaluations.end())
+        for _ in range(4):
+            await settle()
+            await run.tables.end(len(run.tables.under_way))
+        await ending
+        await evaluations.end()
+    few = 4 if continuous else 2
+    assert run.games() == [(0, 8, 8), (1, few, few), (1, 8, 8)]
+    assert run.measured == [0, 1]
+    assert len(set(run.tables.played)) == len(run.tables.played)
+    assert evaluations.state_dict() == {}
+
+
+async def test_a_last_version_that_had_as_many_games_is_not_evaluated_again() -> None:
+    run = Run()
+    async with run.live() as evaluations:
+        run.evaluate(0, edge=True)
+        await settle()
+        await run.tables.end(8)
+        await evaluations.end()
+    assert run.games() == [(0, 4, 4)]
+
+
 async def test_games_under_way_are_given_up_and_not_recorded_when_the_run_is_stopped() -> None:
     run = Run("eval.continuous=true")
     async with run.live():

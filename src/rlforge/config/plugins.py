@@ -256,14 +256,17 @@ SIGNALS = Kind(
     "signals",
     "a rlforge.record.signals.Condition",
     {
-        name: f"rlforge.record.conditions:{name.upper()}"
-        for name in (
+        **_in(
+            "record.conditions.play",
             *("turn_limit", "context_limit", "failed_games", "cut_answers", "format"),
-            *("illegal_moves", "no_advantage", "equal_rewards", "no_gradient", "skipped_steps"),
-            *("nan_steps", "not_moved", "moved_far", "logprob_gap", "importance", "clipped"),
-            *("low_entropy", "high_entropy", "one_seat", "one_opponent", "below_start"),
-            *("waiting", "idle", "thrown_away", "too_long", "warmup"),
-        )
+            *("illegal_moves", "no_batch", "one_seat", "one_opponent", "below_start"),
+        ),
+        **_in(
+            "record.conditions.learning",
+            *("no_advantage", "equal_rewards", "no_gradient", "skipped_steps", "nan_steps"),
+            *("not_moved", "moved_far", "logprob_gap", "importance", "clipped", "low_entropy"),
+            *("high_entropy", "waiting", "idle", "thrown_away", "too_long", "warmup"),
+        ),
     },
     needs=("threshold", "check", "figures"),
     called=False,

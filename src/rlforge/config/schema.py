@@ -224,8 +224,8 @@ class GamesConfig(PolicyConfig):
     #: Thresholds of signals by name, in place of their own; null: never. A signal says that the run
     #: learns little or nothing, and why; see docs/signals.md. ``package.module:Thing`` adds one.
     signals: dict[str, Number | None] = field(default_factory=dict)
-    #: ``stop``: end the run, with exit code 1, once two batches say that it learns nothing and that
-    #: this cannot change.
+    #: ``stop``: end the run, with exit code 1, once two batches, or as many games without one, say
+    #: that it learns nothing and that this cannot change.
     on_no_signal: Literal["warn", "stop"] = "warn"
 
     def clashes(self) -> Iterator[Problem]:

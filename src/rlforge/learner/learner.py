@@ -114,6 +114,8 @@ class Learner:
         # After ``go_back``, and updates without signal, the weights are of an earlier version,
         # while ``version`` counts on.
         self._weights_version = 0
+        #: Numbers of the updates that made a version.
+        self._made = list[int]()
         self._config = config
         self._algorithm = algorithm
         self._device = torch.device(device)
@@ -189,7 +191,7 @@ class Learner:
             **inputs.metrics,
             **moved,
             **optimizer_metrics(done),
-            **batch_metrics(batch, selection, self.version),
+            **batch_metrics(batch, selection, self._made),
             **logprob_metrics(
                 selection,
                 batch.samples,
@@ -204,6 +206,7 @@ class Learner:
         self.updates += 1
         if moves:
             self._weights_version = self.version
+            self._made.append(self.version)
         self._policy.followers.follow(self.updates)
         self.samples_seen += len(selection.turns)
         return UpdateResult(
@@ -285,6 +288,7 @@ class Learner:
         self._optimizer.forget()
         self._optimizer.factor = 1.0
         self.version = self._weights_version = version
+        self._made.append(version)
         self.updates = 0
 
     def step_aside(self) -> None:
@@ -333,6 +337,7 @@ class Learner:
         return {
             "version": self.version,
             "weights_version": self._weights_version,
+            "made": [*self._made],
             "updates": self.updates,
             "samples_seen": self.samples_seen,
             "seed": self._seed,
@@ -347,8 +352,9 @@ class Learner:
         self._policy.followers.load_state_dict(state["followers"])
         self._optimizer.load_state_dict(state)
         self.version = state["version"]
-        # States of earlier versions of rlforge lack it.
+        # States of earlier versions of rlforge lack both.
         self._weights_version = state.get("weights_version", self.version)
+        self._made = list(state.get("made", range(1, self.version + 1)))
         self.updates = state["updates"]
         self.samples_seen = state["samples_seen"]
         self._seed = state["seed"]

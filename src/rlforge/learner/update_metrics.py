@@ -31,7 +31,7 @@
 ``seat_gap``         mean raw reward of the first seat's turns, less that of the others
 ``seat_share_min``   share of the samples that the seat with the fewest has, of the seats that have
                      any; ``seat_share_max`` of the one with the most
-``lag_mean``         updates between a sample's policy and the one updated; ``lag_max``
+``lag_mean``         versions of the policy made since the one that sampled; ``lag_max``
 ``dropped_stale``    samples dropped as too old since the last update; ``dropped_stale_share``
 ``info/NAME``        mean of a number in ``Sample.info`` over the samples that have it
 ==================== =============================================================================
@@ -47,6 +47,7 @@ import re
 import resource
 import sys
 import time
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -140,10 +141,13 @@ def optimizer_metrics(steps: Sequence[OptimizerStep]) -> dict[str, float]:
     }
 
 
-def batch_metrics(batch: TrainBatch, selection: Selection, version: int) -> dict[str, float]:
-    """Rewards and lags of the batch, and counts of samples that are not trained on."""
+def batch_metrics(batch: TrainBatch, selection: Selection, made: Sequence[int]) -> dict[str, float]:
+    """Rewards and lags of the batch, and counts of samples that are not trained on.
+
+    made: versions of the policy that updates have made, in order.
+    """
     versions = [batch.samples[row.sample].policy_version for row in selection.turns]
-    lags = [version - one for one in versions if one != OTHER_RUN]
+    lags = [len(made) - bisect_right(made, one) for one in versions if one != OTHER_RUN]
     raw = [sample.raw_reward for sample in batch.samples]
     first = [sample.raw_reward for sample in batch.samples if sample.player_id == 0]
     others = [sample.raw_reward for sample in batch.samples if sample.player_id != 0]

@@ -1,17 +1,19 @@
 """Signals: conditions, judged from the records of a run, under which it learns little or nothing.
 
     metrics.jsonl ─▶ Seen ─▶ Condition.check ─▶ Finding ─▶ Signal: begins, goes on, ends
-    evals.jsonl   ─┘
+    evals.jsonl   ─┤
+    waits         ─┘
 
 A condition is a pure function of recorded figures, so that the tracker of a run, the report and
-``rlforge why`` find the same. ``rlforge.record.conditions`` has rlforge's own.
+``rlforge why`` find the same. ``rlforge.record.conditions`` has rlforge's own. A wait is a line of
+what was played since the last update, where it brings no batch: the tracker alone sees it.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -94,11 +96,21 @@ class Seen:
             of.append(seen)
             of.sort(key=lambda result: result.step)
         else:
+            # A wait adds to the line of the update after which it is.
+            if self._rows and self.step == seen["step"]:
+                seen = {**self._rows.pop(), **seen}
             self._rows.append(seen)
 
     @property
     def step(self) -> int:
         return int(self._rows[-1]["step"]) if self._rows else 0
+
+    @property
+    def batch_games(self) -> int:
+        """Games that, with one sample each, fill a batch of every policy that is trained."""
+        policies: Sized = getattr(self.config, "policies", ())
+        size: int = getattr(self.config.learner, "batch_size", 0)
+        return size * max(1, len(policies))
 
     def now(self, name: str) -> float | None:
         """A figure of the last update; None where it is not there, or no number."""
@@ -151,16 +163,29 @@ class Judge:
     """Judges a run's records as they come: each condition speaks when it begins and ends."""
 
     def __init__(self, config: GamesConfig) -> None:
-        self._seen, self._quiet = Seen(config), dict[str, int]()
+        self._seen, self._conditions = Seen(config), conditions_of(config)
+        #: By signal, lines since it began that show it, and updates since the last of these.
+        self._shown, self._quiet = Counter[str](), Counter[str]()
         self.signals: list[Signal] = []
-        self._conditions = conditions_of(config)
+
+    @property
+    def batch_games(self) -> int:
+        """See ``Seen.batch_games``."""
+        return self._seen.batch_games
 
     @property
     def open(self) -> list[Signal]:
         return [signal for signal in self.signals if signal.until is None]
 
+    @property
+    def final(self) -> list[Signal]:
+        """Signals that nothing in the course of the run can end, as two lines have shown."""
+        return [one for one in self.open if one.weight == "final" and self._shown[one.name] > 1]
+
     def add(self, seen: Row | EvalResult) -> list[Signal]:
-        """Judge a line of metrics.jsonl, or an evaluation; returns what began or ended."""
+        """Judge a line of metrics.jsonl, a wait or an evaluation; returns what began or ended."""
+        of_games = not isinstance(seen, EvalResult)
+        update = not isinstance(seen, EvalResult) and seen["step"] > self._seen.step
         self._seen.add(seen)
         changed = list[Signal]()
         for name, (condition, threshold) in [*self._conditions.items()]:
@@ -174,6 +199,7 @@ class Judge:
             at = next((at for at, one in enumerate(self.signals) if one.goes_on(name)), None)
             if found is not None:
                 self._quiet[name] = 0
+                self._shown[name] = of_games + (0 if at is None else self._shown[name])
                 step = self._seen.step if at is None else self.signals[at].step
                 signal = Signal(
                     name=name,
@@ -189,7 +215,7 @@ class Judge:
                 else:
                     # A reader who comes later finds the newest figure.
                     self.signals[at] = signal
-            elif at is not None and not isinstance(seen, EvalResult):
+            elif at is not None and update:
                 self._quiet[name] += 1
                 if self._quiet[name] >= _QUIET:
                     self.signals[at] = replace(self.signals[at], until=self._seen.step)

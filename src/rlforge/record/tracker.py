@@ -140,6 +140,11 @@ class Tracker:
         earlier_s = max(self._read_files(), self._elapsed())
         self._begin = self._clock() - earlier_s
         self._pace = Pace(earlier_s, self._counts())
+        self._begin_wait()
+
+    def _begin_wait(self) -> None:
+        #: Games that had ended at the last update, and how often those since were judged.
+        self._ended_before, self._waits = self._ended(), 0
 
     def _read_files(self) -> float:
         """Count what the run's files hold; returns its seconds so far."""
@@ -236,9 +241,27 @@ class Tracker:
         self._exact[result.env_id] = ExactRow.after(result, self._exact.get(result.env_id))
 
     def final_signals(self) -> list[Signal]:
-        """Signals that nothing in the course of the run can end, after two batches of it."""
-        found = self._judge.open if self._judge is not None else []
-        return [one for one in found if one.weight == "final" and one.step < self._update]
+        """See ``Judge.final``."""
+        return self._judge.final if self._judge is not None else []
+
+    def log_wait(self, figures: Mapping[str, float]) -> None:
+        """Judge what is played while the learner waits for a batch. figures: of the buffer.
+
+        It is judged each time that as many games have ended as a batch has samples: where each of
+        them gives one, there was a batch before.
+        """
+        games = self._ended() - self._ended_before
+        if self._judge is not None and games >= (self._waits + 1) * self._judge.batch_games:
+            self._waits = games // self._judge.batch_games
+            self._judge_wait(figures)
+
+    def _judge_wait(self, figures: Mapping[str, float]) -> None:
+        line = {**figures, "step": self._update, **self._counts(), "failed_games": self._failed}
+        line["games_without_batch"] = self._ended() - self._ended_before
+        self._judged({**line, **self._metrics.means()})
+
+    def _ended(self) -> int:
+        return self._counts()["games"] + self._failed
 
     def _judged(self, seen: Row | EvalResult) -> None:
         changed = self._judge.add(seen) if self._judge is not None else []
@@ -329,6 +352,7 @@ class Tracker:
         learner = {f"learner/{name}": number for name, number in row.items()}
         self._enter(result.version, {**self._metrics.drain(), **learner, **others, **measured})
         self._judged(line)
+        self._begin_wait()
 
     def log_pool(self, snapshot: PoolSnapshot) -> None:
         """Write a snapshot of the pool: pool.json, a line of ratings.jsonl and ``pool/…``.
@@ -431,6 +455,9 @@ class Tracker:
         if self._status != "running":
             return []
         self._status = summary.get("status", "done")
+        if self._status != "done":
+            # A run whose games all fail ends before as many are played as a batch has samples.
+            self._judge_wait({})
         for file in self._files.values():
             file.close()
         self._write_summary(summary)

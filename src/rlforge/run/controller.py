@@ -35,7 +35,7 @@ from rlforge.run.actors.colocation import update_in_turn
 from rlforge.run.collection import Collection, Flow, Rounds
 from rlforge.run.evaluations import Evaluations
 from rlforge.run.lifecycle import RunContext
-from rlforge.run.observers import Updated, observers_of
+from rlforge.run.observers import Updated, observers_of, stop_without_signal
 from rlforge.run.policies import Policies, Trained
 from rlforge.run.resume import BEFORE_ALL, Retention, rewind
 from rlforge.run.watch import Watch
@@ -45,12 +45,15 @@ from rlforge.types import Checkpoint
 
 log = logging.getLogger(__name__)
 
+WAIT_S = 1.0
+"""Seconds between looks at games that are played without a batch."""
+
 
 class GameController:
     """Training on games; see ``rlforge.run.lifecycle`` for what calls it."""
 
     def __init__(self, context: RunContext[RunConfig]) -> None:
-        config = context.config
+        config, self._context = context.config, context
         self._config, self._hardware, self._run_dir = config, context.hardware, context.run_dir
         self._actors, self._note, self._part = context.actors, context.note, context.part
         self._calls = ActorCalls(context.actors, context.note, elastic=context.hardware.elastic)
@@ -151,13 +154,27 @@ class GameController:
     async def _update(self, policy: Trained) -> dict[str, Any] | None:
         """Make one update of a policy; returns its digests, or None without a batch."""
         number = self._version + 1
-        if (drawn := await self._collection.batch(policy, number)) is None:
+        # Games may give no sample, and so no batch for ever: the user hears of it.
+        waiting = self._group.create_task(self._judge_wait(policy))
+        try:
+            drawn = await self._collection.batch(policy, number)
+        finally:
+            waiting.cancel()
+        if drawn is None:
             return None
         batch, digest = drawn
         more = number < self._config.learner.total_updates
         async with self._collection.playing(more=more):
             made = await self._learn_from(batch, policy, number)
         return {"batch": digest, **made}
+
+    async def _judge_wait(self, policy: Trained) -> None:
+        """Let games that are played without a batch be judged, until there is one."""
+        while True:
+            await asyncio.sleep(WAIT_S)
+            figures = await self._actors.buffer.figures.remote(policy.name)
+            await self._actors.tracker.log_wait.remote(figures)
+            await stop_without_signal(self._context)
 
     async def _learn_from(self, batch: Any, policy: Trained, number: int) -> dict[str, Any]:
         """Let the learner make an update, and tell the observers; returns its digests."""

@@ -5,6 +5,8 @@
     ``eval.continuous``    games of the newest version in all evaluation slots, until the next one
 
 Each version is evaluated at most once, under its own number, and ``evals.jsonl`` is the record.
+Where the last updates made no version, the last one may have been evaluated before with fewer games
+than at the end: then it is evaluated again.
 Those of the first two kinds are owed from when they begin: a resumed run makes them anew, unless
 their results are there.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -134,7 +137,7 @@ class Evaluations:
         """Evaluate the last version after all others."""
         self.close()
         await self.finish()
-        self.evaluate(edge=True)
+        self._plan(self._policies.seated(), edge=True, last=True)
         await self.finish()
 
     def state_dict(self) -> dict[str, Any]:
@@ -155,7 +158,7 @@ class Evaluations:
     # ---------------------------------------------------------------- a number of games at once
 
     def _begun_now(self, seated: Sequence[Checkpoint]) -> Checkpoint | None:
-        checkpoint = max(seated, key=lambda one: one.version)
+        checkpoint = _newest(seated)
         if checkpoint.version in self._begun:
             return None
         self._begun.add(checkpoint.version)
@@ -169,8 +172,27 @@ class Evaluations:
         """
         self._plan(self._policies.seated(), edge=edge)
 
-    def _plan(self, seated: Sequence[Checkpoint], *, edge: bool, again: bool = False) -> None:
-        """Plan an evaluation. again: for an earlier part of the run, which owes it."""
+    def _plan(
+        self, seated: Sequence[Checkpoint], *, edge: bool, again: bool = False, last: bool = False
+    ) -> None:
+        """Plan an evaluation.
+
+        Args:
+            seated: Versions at the seats.
+            edge: At the start or the end of training.
+            again: It was begun before, by an earlier part of the run.
+            last: The run ends with these versions.
+        """
+        settings, before = self._config.eval, self._planned
+        games = settings.final_games if edge and settings.final_games else settings.games
+        specs = list(self._games(_newest(seated), seated, games))
+        if last and (version := _newest(seated).version) in self._begun:
+            played = [one for one in self._results.values() if one.step == version]
+            if sum(one.games + one.failed for one in played) < len(specs):
+                self._begun.remove(version)
+                # Observers measure what is planned, not what is evaluated all the time.
+                again = not settings.continuous
+                specs = [replace(spec, game_id=f"{spec.game_id}-final") for spec in specs]
         if (checkpoint := self._begun_now(seated)) is None:
             return
         if gone := [one.uid for one in seated if one.path and not Path(one.path).exists()]:
@@ -178,12 +200,9 @@ class Evaluations:
             self._note(f"{checkpoint.uid} is not evaluated: {gone[0]} is no longer on disk")
             return
         self._owed[checkpoint.uid] = {"seated": list(map(to_json, seated)), "edge": edge}
-        settings, before = self._config.eval, self._planned
-        games = settings.final_games if edge and settings.final_games else settings.games
-        specs = list(self._games(checkpoint, seated, games))
 
         # Begun here, calls of observers reach the learner before an update changes this version.
-        # One that was owed had been measured before the state that is resumed was saved.
+        # One that is made again has been measured.
         measuring = None if again else self._observers.evaluating(checkpoint)
         measured = None if measuring is None else self._group.create_task(measuring)
 
@@ -281,3 +300,7 @@ class Evaluations:
             else:
                 self._more.clear()
                 await self._more.wait()
+
+
+def _newest(seated: Sequence[Checkpoint]) -> Checkpoint:
+    return max(seated, key=lambda one: one.version)

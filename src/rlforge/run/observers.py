@@ -146,7 +146,7 @@ class Observers(Observer):
 
 
 async def stop_without_signal(context: RunContext[Any]) -> None:
-    """Raise RunError where ``on_no_signal=stop`` and two batches show that nothing is to learn."""
+    """Raise RunError where ``on_no_signal=stop`` and it is plain that nothing is to learn."""
     # Only such a run waits for the tracker, whose sinks may be slow.
     stops = context.config.on_no_signal == "stop"
     if stops and (final := await context.actors.tracker.final_signals.remote()):

@@ -117,12 +117,17 @@ def load_run(run_dir: Path | str) -> RunData:
 def _signals(
     run: RunPaths, summary: Row, metrics: list[Row], evals: list[EvalResult]
 ) -> list[Signal]:
-    """Signals that the records show; those that the run told where they cannot be judged."""
+    """Signals that the records show, and those that the run told where they cannot be judged."""
+    # The summary is of the end or, in a run that goes on or was killed, of its start.
+    told = read_json(run.progress).get("signals") or summary.get("signals", [])
+    found = list[Signal]()
     # A condition, a kind or a value may be of a package that is not installed here.
     with contextlib.suppress(ConfigError):
         games = read_any(run.root, gone=True).games
-        return judged(games, metrics, evals) if games is not None else []
-    return values_in(Signal, summary.get("signals", []), run.summary)
+        found = judged(games, metrics, evals) if games is not None else []
+    # What was played without a batch is in no record.
+    shown = {one.name for one in found}
+    return [*found, *(one for one in values_in(Signal, told, run.summary) if one.name not in shown)]
 
 
 def _gaps(summary: Row, run: RunPaths, metrics: list[Row], windows: list[Row]) -> list[str]:

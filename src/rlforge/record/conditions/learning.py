@@ -1,0 +1,259 @@
+"""Conditions of what is learned: samples, steps, movement, entropy, speed."""
+
+from __future__ import annotations
+
+import math
+
+from rlforge.record import remedies
+from rlforge.record.conditions import condition, of_all, weight_of
+from rlforge.record.signals import SPAN, Finding, Seen
+
+#: Updates over which figures of speed are taken: they vary with what else the machine does.
+_FEW = 2
+
+
+def _rate(seen: Seen) -> str:
+    return f"{seen.config.learner.learning_rate:g}"
+
+
+def _temperature(seen: Seen) -> str:
+    return f"{seen.config.engine.temperature:g}"
+
+
+@condition("share of samples without an advantage", 0.9, "no_advantage_share")
+def no_advantage(seen: Seen, threshold: float) -> Finding | None:
+    share = seen.now("no_advantage_share")
+    if share is None or share < threshold:
+        return None
+    group = getattr(seen.config.algorithm, "group_size", None)
+    what = f"in groups of {group} games whose rewards are all the same" if group else "turns"
+    return Finding(
+        text=f"{of_all(share)} samples have no advantage ({what})",
+        mend="raise algorithm.group_size or engine.temperature, or give rewards that tell games "
+        "apart (rewards)"
+        if group
+        else "give rewards that tell games apart (rewards)",
+        weight=weight_of(share),
+        change=remedies.variety(seen.config),
+    )
+
+
+@condition("largest less least reward of a batch, at most", 0.0, "reward_spread", "reward_mean")
+def equal_rewards(seen: Seen, threshold: float) -> Finding | None:
+    spread = seen.now("reward_spread")
+    if spread is None or spread > threshold:
+        return None
+    return Finding(
+        text="all rewards of a batch are equal",
+        mend="choose opponents that win some games and lose some (pool), or other games (env)",
+        weight="barren",
+    )
+
+
+@condition("norm of the gradient, at most", 1e-12, "grad_norm", "loss")
+def no_gradient(seen: Seen, threshold: float) -> Finding | None:
+    norm = seen.now("grad_norm")
+    # A step that was skipped has no gradient, and signals of its own.
+    if norm is None or norm > threshold or seen.now("skipped_no_signal"):
+        return None
+    return Finding(
+        text=f"the gradient is {norm:.1g}",
+        mend="check algorithm (loss, clipping) and rewards",
+        weight="barren",
+    )
+
+
+@condition("share of the last ten updates without a step", 0.5, "skipped_no_signal")
+def skipped_steps(seen: Seen, threshold: float) -> Finding | None:
+    share = seen.mean("skipped_no_signal")
+    if share is None or share < threshold:
+        return None
+    return Finding(
+        text=f"{share:.0%} of the last 10 updates made no step: their batches had no advantage",
+        mend="a larger learner.batch_size, other opponents (pool) or rewards give one",
+        weight=weight_of(share),
+        change=remedies.batches(seen.config),
+    )
+
+
+@condition("steps of an update that are not finite", 1, "nonfinite_steps", "grad_norm")
+def nan_steps(seen: Seen, threshold: float) -> Finding | None:
+    steps = seen.now("nonfinite_steps")
+    if steps is None or steps < threshold or steps == 0:
+        return None
+    every = seen.now("grad_norm") is None
+    return Finding(
+        text=f"{'all' if every else f'{steps:.0f}'} optimizer steps of an update are skipped: loss "
+        "or gradient is not finite",
+        mend=f"lower learner.learning_rate={_rate(seen)}, and go on from "
+        "a version before (learner.initial_adapter)",
+        weight="final" if every else "slow",
+        change=remedies.rate(seen.config, 0.1),
+    )
+
+
+@condition(
+    "nats a token by which an update moves the policy, in the mean of ten, at most",
+    1e-06,
+    "moved",
+    "lr",
+)
+def not_moved(seen: Seen, threshold: float) -> Finding | None:
+    moved = seen.mean("moved")
+    # Updates without a step have a signal of their own.
+    if moved is None or moved > threshold or seen.mean("skipped_no_signal") == 1.0:
+        return None
+    return Finding(
+        text=f"an update moves the policy by {moved:.1g} nats a token",
+        mend=f"raise learner.learning_rate={_rate(seen)}",
+        weight="barren",
+        change=remedies.rate(seen.config, 100 if moved < threshold / 100 else 10),
+    )
+
+
+@condition("nats a token by which an update moves the policy", 2.0, "moved", "clip_fraction")
+def moved_far(seen: Seen, threshold: float) -> Finding | None:
+    moved = seen.now("moved")
+    if moved is None or moved < threshold:
+        return None
+    return Finding(
+        text=f"an update moves the policy by {moved:.2g} nats a token",
+        mend=f"lower learner.learning_rate={_rate(seen)}, learner.epochs or optimizer_steps",
+        change=remedies.rate(seen.config, 0.1),
+    )
+
+
+@condition("gap of engine's and learner's log-probs, in nats", 0.03, "logprob_gap_mean")
+def logprob_gap(seen: Seen, threshold: float) -> Finding | None:
+    gap = seen.now("logprob_gap_mean")
+    if gap is None or gap < threshold:
+        return None
+    return Finding(
+        text=f"log-probs of engine and learner differ by {gap:.2g} nats in the mean",
+        mend="they should agree: compare engine=transformers, model.dtype=float32 and "
+        "engine.temperature=1 with what is set",
+    )
+
+
+@condition("distance of mean importance weights from 1", 0.5, "importance_weight_mean", "lag_mean")
+def importance(seen: Seen, threshold: float) -> Finding | None:
+    mean = seen.now("importance_weight_mean")
+    if mean is None or abs(mean - 1) < threshold:
+        return None
+    return Finding(
+        text=f"importance weights have a mean of {mean:.2g} instead of 1",
+        mend="lower buffer.max_staleness or learner.learning_rate; a cut distribution "
+        "(engine.top_p, engine.top_k) does the same",
+        change=remedies.rate(seen.config, 0.3),
+    )
+
+
+@condition("share of clipped tokens", 0.6, "clip_fraction", "importance_capped_fraction")
+def clipped(seen: Seen, threshold: float) -> Finding | None:
+    shares = [seen.now(name) or 0.0 for name in ("clip_fraction", "importance_capped_fraction")]
+    if max(shares) < threshold:
+        return None
+    return Finding(
+        text=f"{max(shares):.0%} of the tokens are clipped, and teach nothing",
+        mend="lower learner.learning_rate or buffer.max_staleness",
+        change=remedies.rate(seen.config, 0.3),
+    )
+
+
+@condition(
+    "entropy of answers in the first ten updates, as a share of that of the legal moves, at most",
+    0.35,
+    "answer_entropy",
+    "info/legal_actions",
+)
+def low_entropy(seen: Seen, threshold: float) -> Finding | None:
+    entropy, choices = seen.now("answer_entropy"), seen.now("info/legal_actions")
+    # A policy that has learned may be certain; one that begins so has nothing to try.
+    if entropy is None or choices is None or choices <= 1 or seen.step > SPAN:
+        return None
+    share = entropy / math.log(choices)
+    if share > threshold:
+        return None
+    return Finding(
+        text=f"answers begin with an entropy of {entropy:.2g} nats, {share:.0%} of what "
+        f"{choices:.1f} legal moves allow",
+        mend=f"raise engine.temperature={_temperature(seen)}, or algorithm.entropy_coef",
+        change=remedies.temperature(seen.config, up=True),
+    )
+
+
+@condition("entropy, as a share of that of random tokens", 0.97, "entropy_share", "entropy")
+def high_entropy(seen: Seen, threshold: float) -> Finding | None:
+    share = seen.now("entropy_share")
+    if share is None or share < threshold:
+        return None
+    return Finding(
+        text=f"answers are all but random tokens (entropy is {share:.0%} of the most)",
+        mend=f"lower engine.temperature={_temperature(seen)}; does the model load "
+        "with its weights?",
+        change=remedies.temperature(seen.config, up=False),
+    )
+
+
+@condition("share of time in which the learner waits", 0.95, "learner_share", "games_per_s")
+def waiting(seen: Seen, threshold: float) -> Finding | None:
+    works = seen.mean("learner_share", _FEW)
+    # The first update of a run waits while the engines start.
+    if works is None or 1 - works < threshold or seen.step <= _FEW:
+        return None
+    return Finding(
+        text=f"the learner waits for games {1 - works:.0%} of the time",
+        mend="the engines are slow or few: `rlforge doctor --run RUN` measures them, and "
+        "engine.max_parallel_seq and engine.num_engines give more",
+    )
+
+
+@condition("share of time in which engines and learner rest", 0.95, "idle_share")
+def idle(seen: Seen, threshold: float) -> Finding | None:
+    idle = seen.mean("idle_share")
+    if idle is None or idle < threshold:
+        return None
+    return Finding(
+        text=f"engines and learner both rest {idle:.0%} of the time",
+        mend="raise collector.num_collectors or collector.num_train_workers",
+    )
+
+
+@condition("share of samples that are thrown away", 0.5, "lost_share")
+def thrown_away(seen: Seen, threshold: float) -> Finding | None:
+    lost = seen.mean("lost_share")
+    if lost is None or lost < threshold:
+        return None
+    return Finding(
+        text=f"{lost:.0%} of the samples are thrown away before they are learned from",
+        mend="raise buffer.max_staleness or buffer.max_age, or lower collector.num_train_workers",
+    )
+
+
+@condition("share of samples beyond learner.max_train_len", 0.1, "samples_too_long")
+def too_long(seen: Seen, threshold: float) -> Finding | None:
+    long, samples = seen.now("samples_too_long") or 0.0, seen.now("samples") or 0.0
+    if not long or (share := long / (long + samples)) < threshold:
+        return None
+    return Finding(
+        text=f"{of_all(share)} samples are longer than learner.max_train_len, and left out",
+        mend="raise it, or lower engine.max_model_len",
+        weight=weight_of(share, lasting=True),
+        change=remedies.samples(seen.config),
+    )
+
+
+@condition("share of updates in which the rate rises", 0.5, "lr")
+def warmup(seen: Seen, threshold: float) -> Finding | None:
+    learner = seen.config.learner
+    last = seen.config.total_updates
+    # A run that short is a trial.
+    if last is None or last < SPAN or seen.step < last:
+        return None
+    if learner.warmup_updates <= threshold * last:
+        return None
+    return Finding(
+        text=f"the learning rate rises for {learner.warmup_updates} of {last} updates",
+        mend="lower learner.warmup_updates",
+        change=remedies.warmup(seen.config),
+    )

@@ -1,0 +1,182 @@
+"""Conditions of what is played: games, answers, seats, opponents, evaluations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sized
+from typing import Literal
+
+from rlforge.record import remedies
+from rlforge.record.conditions import condition, of_all, weight_of
+from rlforge.record.remedies import Change
+from rlforge.record.signals import SPAN, Condition, Finding, Seen
+from rlforge.types import EvalResult
+
+#: Standard errors by which an evaluation is below the start.
+_SURE = 2.0
+#: Least games from which shares of games are taken.
+_GAMES = 16
+
+What = Callable[[Seen, str], tuple[str, str, Change]]
+
+
+def share_of(
+    of: Literal["games", "answers"],
+    about: str,
+    threshold: float,
+    name: str,
+    *,
+    inverse: bool = False,
+) -> Callable[[What], Condition]:
+    """A condition of the environment with the largest share of its games, or of answers in them.
+
+    It is made of what returns the end of the sentence, the mend and the change, by environment.
+
+    Args:
+        name: Figure of its training games.
+        inverse: The share is 1 less the figure.
+    """
+
+    def made(what: What) -> Condition:
+        def check(seen: Seen, threshold: float) -> Finding | None:
+            shares = [(env, 1 - x if inverse else x) for env, x in seen.of_games(name)]
+            env, share = max(shares, key=lambda pair: pair[1], default=("", 0.0))
+            played = seen.now("games") or 0
+            if of == "games":
+                played += seen.now("failed_games") or 0
+            if not env or share < threshold or played < _GAMES:
+                return None
+            end, mend, change = what(seen, env)
+            return Finding(
+                text=f"{of_all(share)} {of} {'of' if of == 'games' else 'in'} {env} {end}",
+                mend=mend,
+                weight=weight_of(share, lasting=of == "games"),
+                change=change,
+            )
+
+        return Condition(about, threshold, (f"*/{name}",), check)
+
+    return made
+
+
+@share_of("games", "share of games cut by max_turns", 0.5, "turn_limit_rate")
+def turn_limit(seen: Seen, env: str) -> tuple[str, str, Change]:
+    limits = {entry.max_turns for entry in seen.config.env.train if entry.id == env}
+    at = f"max_turns={limits.pop()}" if len(limits) == 1 else "their turn limit"
+    return f"are cut at {at}", "raise max_turns in env.train", remedies.turns(seen.config, env)
+
+
+@share_of("games", "share of games that exceed the context", 0.5, "context_limit_rate")
+def context_limit(seen: Seen, env: str) -> tuple[str, str, Change]:
+    return (
+        "end because the conversation exceeds "
+        f"engine.max_model_len={seen.config.engine.max_model_len}",
+        "raise it, or set env.context=turn or env.overflow=drop_oldest",
+        remedies.conversations(seen.config),
+    )
+
+
+@share_of("games", "share of games that fail", 0.25, "failed_rate")
+def failed_games(seen: Seen, env: str) -> tuple[str, str, Change]:
+    return "fail", "logs/collector-0.log names the error", {}
+
+
+@share_of("answers", "share of answers cut by engine.max_tokens", 0.5, "truncated_rate")
+def cut_answers(seen: Seen, env: str) -> tuple[str, str, Change]:
+    tokens = seen.config.engine.max_tokens
+    return f"are cut at engine.max_tokens={tokens}", "raise it", remedies.answers(seen.config)
+
+
+@share_of(
+    "answers", "share of answers that are not in the form", 0.9, "format_success", inverse=True
+)
+def format(seen: Seen, env: str) -> tuple[str, str, Change]:
+    return (
+        f"are not in the form that model.action_extraction={seen.config.model.action_extraction} "
+        "reads",
+        f"does model.prompt_template={seen.config.model.prompt_template} fit the model? "
+        "`rlforge replay` shows answers; `rlforge sft` teaches the form",
+        {},
+    )
+
+
+@share_of("answers", "share of illegal moves", 0.9, "invalid_rate")
+def illegal_moves(seen: Seen, env: str) -> tuple[str, str, Change]:
+    return (
+        "are no legal moves",
+        "a prompt that lists them (model.prompt_template) or `rlforge sft` helps",
+        {},
+    )
+
+
+@condition("games that end without a batch, as a multiple of its samples", 2.0)
+def no_batch(seen: Seen, threshold: float) -> Finding | None:
+    games, samples = seen.now("games_without_batch"), seen.now("buffer_size")
+    if not games or games < threshold * seen.batch_games:
+        return None
+    # Dynamic sampling leaves samples out for a time.
+    none = samples == 0 and not getattr(seen.config.algorithm, "dynamic_sampling", False)
+    return Finding(
+        text=f"{games:.0f} games have ended "
+        f"{'and none gave a sample' if none else 'without a batch'} to learn from",
+        mend="`rlforge replay RUN` shows them; seats of policies, rewards and "
+        "collector.filter_opponent_invalid say what is learned from",
+        weight="final" if none else "slow",
+    )
+
+
+@condition("share of one seat", 0.99, "seat_share_max")
+def one_seat(seen: Seen, threshold: float) -> Finding | None:
+    share = seen.now("seat_share_max")
+    several = any(entry.num_players > 1 for entry in seen.config.env.train)
+    policies: Sized = getattr(seen.config, "policies", ())
+    # Of several policies each may have a seat of its own.
+    if share is None or share < threshold or not several or len(policies) > 1:
+        return None
+    return Finding(
+        text=f"{of_all(share)} samples are of one seat: the policy does not learn the others",
+        mend="leave the seats of policies out, so that it plays all",
+    )
+
+
+@condition("share of games against one opponent", 0.99, "opponent_share_max")
+def one_opponent(seen: Seen, threshold: float) -> Finding | None:
+    pool, share = seen.config.pool, seen.now("opponent_share_max")
+    if share is None or share < threshold:
+        return None
+    # A run that asks for one opponent has what it asks for; at the start a pool has one version.
+    asked = pool.mode == "mirror" or (pool.mode == "fixed" and len(pool.fixed_opponents) == 1)
+    if asked or seen.step < SPAN:
+        return None
+    return Finding(
+        text=f"{of_all(share)} games are against one opponent",
+        mend=f"pool.mode={pool.mode} weighs it most; `rlforge show pool.mode` lists others",
+    )
+
+
+@condition("evaluations in a row below the start", 3)
+def below_start(seen: Seen, threshold: float) -> Finding | None:
+    for (env, opponent), results in seen.evals.items():
+        start, *later = results
+        last = later[-max(1, int(threshold)) :]
+        if len(last) < threshold or not start.games:
+            continue
+        if all(_worse(one, start) for one in last):
+            return Finding(
+                text=f"{len(last)} evaluations of {env} against {opponent} are below the start "
+                f"({last[-1].win_rate:.0%} wins instead of {start.win_rate:.0%})",
+                mend="is the reward what it should be (rewards)? lower learner.learning_rate",
+                change=remedies.rate(seen.config, 0.3),
+            )
+    return None
+
+
+def _worse(now: EvalResult, start: EvalResult) -> bool:
+    """Whether a score is below that of the start by more than chance; a draw is half a win."""
+    if not now.games:
+        return False
+    scores = [one.score for one in (now, start)]
+    noise = math.sqrt(
+        sum(x * (1 - x) / one.games for x, one in zip(scores, (now, start), strict=True))
+    )
+    return scores[1] - scores[0] > _SURE * noise
