@@ -87,6 +87,7 @@ def last_logits(
     *,
     padded: bool,
     most_tokens: int,
+    most_rows: int = _MOST_ROWS,
 ) -> Tensor:
     """The logits [B, number, V] after the last ``number`` tokens of each sequence.
 
@@ -97,6 +98,7 @@ def last_logits(
         padded: Shorter ones are filled up behind their end; otherwise only those of one length are
             read together.
         most_tokens: Most tokens of a pass, if it has more than a row.
+        most_rows: Most rows of a pass.
     """
     order = sorted(range(len(sequences)), key=lambda place: len(sequences[place]))
     found: dict[int, Tensor] = {}
@@ -104,7 +106,7 @@ def last_logits(
     for place in order:
         length = len(sequences[place])
         rows = len(batch) + 1
-        fits = rows <= _MOST_ROWS and rows * length <= most_tokens
+        fits = rows <= most_rows and rows * length <= most_tokens
         if batch and not (fits and (padded or length == len(sequences[batch[0]]))):
             found |= zip(batch, _read(model, [sequences[i] for i in batch], number), strict=True)
             batch = []

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlforge.record.digests import FILE
 from rlforge.record.files import RunPaths, read_jsonl
 from rlforge.system.checkpoint import list_checkpoints
 
+T = TypeVar("T")
 Say = Callable[[str], None]
 """Called with progress messages."""
+
+#: Seconds between two messages of ``paced``.
+_PACE_S = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,3 +66,13 @@ class Recorded(ABC):
         if self.whole or len(all_of) <= number:
             return all_of
         return [all_of[place] for place in sorted(self.rng.sample(range(len(all_of)), number))]
+
+
+def paced(things: Iterable[T], total: int, what: str, say: Say) -> Iterator[T]:
+    """Yield things, and say every few seconds how many of ``total`` are done, with ``what``."""
+    said = time.monotonic()
+    for done, thing in enumerate(things):
+        if done and time.monotonic() - said >= _PACE_S:
+            said = time.monotonic()
+            say(f"{done:,} of {total:,} {what}")
+        yield thing

@@ -37,7 +37,7 @@ from rlforge.kinds import kind_of
 from rlforge.lab.verify.recorded import RecordedGames
 from rlforge.record.digests import FILE, broken_at, digest_of_batch, digest_of_games
 from rlforge.record.game_files import index_games, read_games
-from rlforge.record.recorded import Check, Recorded, Say
+from rlforge.record.recorded import Check, Recorded, Say, paced
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.collector import learned_episodes
 from rlforge.rollout.episode import Seats, play_game
@@ -176,10 +176,8 @@ def _games(run: RecordedGames, say: Say) -> Check:
         # A digest covers all games of an update, so a part cannot be compared.
         problems += _noted_games(run)
     played = 0
-    for record in run.records.values():
+    for record in paced(run.records.values(), len(run.records), "games are played again", say):
         played += 1
-        if played % 1000 == 0:
-            say(f"{played:,} of {len(run.records):,} games are played again")
         if (problem := asyncio.run(_replayed(record))) is not None:
             problems.append(f"game {record.spec.game_id}: {problem}")
     result = "played again, with the same course and result"

@@ -28,7 +28,7 @@ from rlforge.models.devices import exact_kernels, resolve_device, resolve_dtype
 from rlforge.models.fit import start_of
 from rlforge.models.load import load_base_model
 from rlforge.record.files import read_jsonl
-from rlforge.record.recorded import Check, Say
+from rlforge.record.recorded import Check, Say, paced
 from rlforge.system.checkpoint import read_manifest, step_name, step_number, write_checkpoint
 from rlforge.types import Completion, Purpose, value
 
@@ -70,36 +70,45 @@ class Answers:
                 whole.last_logits,
                 padded=whole.reads_padded(self._store),
                 most_tokens=_MOST_LOGITS // vocabulary,
+                most_rows=_MOST_LOGITS,
             )
 
     def largest_gaps(
         self, path: str | None, answers: Sequence[Answered]
     ) -> Iterator[tuple[Answered, float]]:
-        """Yield the largest difference of a token's log-prob to the record, by answer."""
+        """Yield the largest difference of a token's log-prob to the record, in no order."""
         key = PolicyKey(path or "", path)
         self._store.load(key, ())
         model: Any = self._store.use(key)
         vocabulary = model.config.get_text_config().vocab_size
+        # Games repeat one another: four of five answers of a small game are given twice or more.
+        alike = defaultdict[Any, list[Answered]](list)
+        for each in answers:
+            said = each.completion
+            alike[said.prompt_token_ids, said.token_ids, each.purpose].append(each)
         # Sorted, so that answers in a pass have similar lengths and little padding.
-        ordered = sorted(answers, key=lambda each: len(each.completion.prompt_token_ids))
-        longest = max((len(each.completion.token_ids) for each in ordered), default=1)
+        ordered = sorted(alike.values(), key=lambda same: len(same[0].completion.prompt_token_ids))
+        longest = max((len(each.completion.token_ids) for each in answers), default=1)
         rows = max(1, _MOST_LOGITS // (vocabulary * longest))
         for begin in range(0, len(ordered), rows):
             yield from self._gaps(model, ordered[begin : begin + rows])
 
     @torch.inference_mode()
-    def _gaps(self, model: Any, answers: Sequence[Answered]) -> Iterator[tuple[Answered, float]]:
-        read = [
-            (*each.completion.prompt_token_ids, *each.completion.token_ids[:-1]) for each in answers
-        ]
-        longest = max(len(each.completion.token_ids) for each in answers)
+    def _gaps(
+        self, model: Any, alike: Sequence[Sequence[Answered]]
+    ) -> Iterator[tuple[Answered, float]]:
+        answers = [same[0].completion for same in alike]
+        longest = max(len(each.token_ids) for each in answers)
+        read = [(*each.prompt_token_ids, *each.token_ids[:-1]) for each in answers]
         after = self._last_logits(model, read, longest)
-        for each, logits in zip(answers, after, strict=True):
-            tokens, recorded = each.completion.token_ids, each.completion.logprobs
-            logprobs = self._logprobs(logits[longest - len(tokens) :], each.purpose)
+        for same, logits in zip(alike, after, strict=True):
+            tokens = same[0].completion.token_ids
+            logprobs = self._logprobs(logits[longest - len(tokens) :], same[0].purpose)
             # A token that could not have been drawn gives NaN, which ``check_logprobs`` reports.
             found = logprobs[torch.arange(len(tokens)), torch.tensor(tokens)].cpu()
-            yield each, float((found - torch.tensor(recorded)).abs().max())
+            for each in same:
+                recorded = torch.tensor(each.completion.logprobs)
+                yield each, float((found - recorded).abs().max())
 
     def _logprobs(self, logits: Tensor, purpose: Purpose) -> Tensor:
         """Log-probs of the distribution that tokens were drawn from [T, V]."""
@@ -206,7 +215,9 @@ def check_logprobs(run: RecordedGames, say: Say) -> Check:
     for uid, path in known.items():
         assert scorer is not None
         say(f"log-probs of {uid}")
-        for answered, gap in scorer.largest_gaps(path, run.some(by_version[uid], _MOST_ANSWERS)):
+        answers = run.some(by_version[uid], _MOST_ANSWERS)
+        gaps = scorer.largest_gaps(path, answers)
+        for answered, gap in paced(gaps, len(answers), f"answers of {uid} are computed again", say):
             checked += 1
             # Not ``gap > allowed``, which would let NaN pass.
             if not gap <= allowed:
@@ -247,7 +258,8 @@ def check_updates(run: RecordedGames, say: Say) -> Check:
     for state, numbers in run.some(stretches, _STRETCHES):
         numbers = numbers if run.whole else numbers[:_LENGTH]
         say(f"updates {numbers[0]} to {numbers[-1]}")
-        for made in remade(run, state, numbers):
+        again = remade(run, state, numbers)
+        for made in paced(again, len(numbers), "updates are made again", say):
             checked += 1
             if (problem := _update_problem(run, made)) is not None:
                 problems.append(f"update {made.number}: {problem}")
