@@ -142,7 +142,7 @@ def test_resuming_writes_the_files_again_from_the_windows_that_are_done():
 )
 def test_a_window_in_one_line(version, end):
     start = "window 1/3 2024-11-13-11:00: 66 decisions, policy reward 0.500"
-    control = " (+0.200 to the control, -0.100 to +0.500)"
+    control = " (+0.200 to the control, -0.100 to +0.500: may be chance)"
     found = row(1, version)
     assert window_line(found, 3) == f"{start}{control}, wins 75.0%, {end}"
     found["reward_difference"] = None

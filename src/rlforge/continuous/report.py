@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import itemgetter
 
 from rlforge.show.formatting import count, duration, number, percent, points
@@ -11,7 +12,7 @@ from rlforge.show.report import curves
 from rlforge.show.report.charts import COLOURS, NOISE, Chart, Series
 from rlforge.show.report.data import Row, RunData
 from rlforge.show.report.page import render
-from rlforge.statistics import significant, wilson_interval
+from rlforge.statistics import significant
 from rlforge.system.files import reading
 from rlforge.types import value
 
@@ -40,7 +41,11 @@ _WORTH_NAMING = 0.02
 
 @value
 class Change:
-    """A figure of a player before the run and after it. sure: whether it is more than noise."""
+    """A figure of a player before the run and after it.
+
+    change: None where one is not known. text: with the 95 % interval, where there is one. sure:
+    whether the interval excludes 0.
+    """
 
     player: str
     label: str
@@ -50,9 +55,14 @@ class Change:
     text: str
     sure: bool
 
+    @property
+    def line(self) -> str:
+        chance = "" if self.sure or self.change is None else ", which may be chance"
+        return f"{self.label}: {self.first} before, {self.last} after: {self.text}{chance}"
+
 
 #: What the page shows of every window.
-_SHOWN = (
+_NEEDED = (
     *("reason", "version", "players", "agents", "trajectories", "avg_reward", "high_score_count"),
     *("training_loss", "kl_divergence", "duration_minutes", "deployment_success"),
     *("batch/trained_decisions", "reward_difference_low", "reward_difference_high"),
@@ -63,12 +73,12 @@ def page(run: RunData) -> str:
     """The page of a run; DamagedError for a window without what the page shows of every one."""
     with reading(run.paths.windows, "put a copy in its place, or remove the line of that window"):
         for row in run.windows:
-            itemgetter(*_SHOWN)(row)
+            itemgetter(*_NEEDED)(row)
     return render(
         "continuous/report.html.jinja",
         run=run,
         tiles=tiles(run),
-        changes=changes(run),
+        changes=changes(run.comparison),
         results=results(run),
         emerged=emerged(run.windows),
         behaviour=behaviour(run),
@@ -94,49 +104,45 @@ def tiles(run: RunData) -> dict[str, str]:
     }
 
 
-def changes(run: RunData) -> list[Change]:
+def changes(comparison: Row) -> list[Change]:
     """Policy and scripted traders in the same markets, before the run and after it."""
-    before, after = (
-        run.comparison.get(when, {}).get("players", {}) for when in ("before", "after")
+    before, after = (comparison.get(when, {}).get("players", {}) for when in ("before", "after"))
+    return [
+        _change(player, key, before[player][key], after.get(player, {}).get(key), comparison)
+        for player in before
+        for key in FIGURES
+    ]
+
+
+def _change(
+    player: str, key: str, first: float | None, last: float | None, comparison: Row
+) -> Change:
+    label, say = FIGURES[key]
+    shown = partial(_shown, unit=" pts" if key == "win_rate" else "")
+    interval = comparison.get("change", {}).get(player, {}).get(key)
+    change, text, sure = None, number(None), False
+    if first is not None and last is not None:
+        # Sums of the same numbers in another order differ by rounding.
+        change = 0.0 if abs(last - first) < NOISE else last - first
+        text = shown(change)
+    # With an interval of agents that are paired, the change is theirs, to lie within it.
+    if interval is not None:
+        change, bounds = interval["mean"], (interval["low"], interval["high"])
+        text = f"{shown(change)} ({' to '.join(shown(bound) for bound in bounds)})"
+        sure = significant(bounds) and abs(change) >= NOISE
+    return Change(
+        player=player,
+        label=label,
+        first=say(first),
+        last=say(last),
+        change=change,
+        text=text,
+        sure=sure,
     )
-    found = []
-    for player in before:
-        for key, (label, say) in FIGURES.items():
-            first, last = before[player][key], after.get(player, {}).get(key)
-            change = None if first is None or last is None else last - first
-            # Sums of the same numbers in another order differ by rounding.
-            if change is not None and abs(change) < NOISE:
-                change = 0.0
-            text = number(None)
-            if change is not None:
-                text = f"{points(change)} pts" if key == "win_rate" else f"{change:+.3g}"
-            found.append(
-                Change(
-                    player=player,
-                    label=label,
-                    first=say(first),
-                    last=say(last),
-                    change=change,
-                    text=text,
-                    sure=_sure(before[player], after.get(player), key),
-                )
-            )
-    return found
 
 
-#: What the mean of a figure is taken over; figures with values outside of 0 to 1 are left out.
-_TAKEN_OVER = {"win_rate": "trades", "avg_reward": "decisions"}
-
-
-def _sure(before: Row, after: Row | None, key: str) -> bool:
-    """Whether a figure changed by more than noise, taking decisions for independent."""
-    over = _TAKEN_OVER.get(key)
-    if over is None or after is None or before[key] is None or after[key] is None:
-        return False
-    return significant(
-        # A share's interval holds for any values of 0 to 1: none vary more than zeros and ones.
-        *(wilson_interval(round(one[key] * one[over]), one[over]) for one in (before, after))
-    )
+def _shown(change: float, unit: str) -> str:
+    return f"{points(change)}{unit}" if unit else f"{change:+.3g}"
 
 
 def results(run: RunData) -> list[Chart]:

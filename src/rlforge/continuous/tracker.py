@@ -16,6 +16,7 @@ from rlforge.record.tracker import Tracker
 from rlforge.run.actors.process import begin
 from rlforge.run.actors.state import about
 from rlforge.show.formatting import number, percent
+from rlforge.statistics import significant
 from rlforge.system.checkpoint import step_number
 from rlforge.system.garbage import freeze_gc
 
@@ -161,7 +162,8 @@ def window_line(row: Row, total: int | None) -> str:
         if row["reward_difference"] is not None:
             low, high = row["reward_difference_low"], row["reward_difference_high"]
             difference = f"{row['reward_difference']:+.3f} to the control"
-            reward += f" ({difference}, {low:+.3f} to {high:+.3f})"
+            chance = "" if significant((low, high)) else ": may be chance"
+            reward += f" ({difference}, {low:+.3f} to {high:+.3f}{chance})"
         parts.append(f"{reward}, wins {percent(row['win_rate'], 1)}")
     if row["version"] is not None:
         trained = int(row["batch/trained_decisions"])

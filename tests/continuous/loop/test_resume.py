@@ -146,6 +146,26 @@ def test_a_run_killed_after_its_last_window_still_measures_what_it_reached(
     assert run_continuous("--resume", run_dir) == 1  # it is complete
 
 
+@pytest.mark.ray
+def test_a_run_that_left_out_its_first_window_repeats_the_ticks_of_it(run_continuous, small_market):
+    # A window has ten ticks, and never as many are left of the one that a run begins in.
+    wall = ("window.clock=wall", "window.minutes=0.05", "market.tick_minutes=0.005")
+    few = ("window.min_trajectories_per_agent=10", "continuous.compare_episodes=0")
+    run_dir = Path("run").absolute()
+    arguments = (*small_market, *wall, *few, "continuous.windows=2", f"run_dir={run_dir}")
+    killed = run_continuous(*arguments, kill=(1, "collected", "before"))
+    assert killed == -signal.SIGKILL, Path("log").read_text()
+    assert "is left out: an agent needs 10 decisions in it" in Path("log").read_text()
+    before = decisions(run_dir)
+    assert run_continuous("--resume", run_dir) == 0, Path("log").read_text()
+    _, second = rows(run_dir, "windows.jsonl")
+    after = decisions(run_dir)
+    assert [one.completion for one in after[: len(before)]] == [one.completion for one in before]
+    # Ticks that are not repeated would take the numbers of those on record.
+    assert len({one.id for one in after}) == len(after)
+    assert second["trajectories"] > 0
+
+
 def test_verify_names_the_window_whose_decisions_or_scores_were_changed(whole):
     shutil.copytree(whole, "copy")
     file = next(Path("copy/scores").glob("2024-11-13-10.30*"))

@@ -6,7 +6,9 @@ import json
 import pytest
 from tests import factories
 
+from rlforge.continuous.decisions.grid import WindowGrid, window_start
 from rlforge.continuous.decisions.store import TrajectoryStore
+from rlforge.continuous.loop.sources import first_window
 from rlforge.errors import RunError
 from rlforge.record.files import read_jsonl
 
@@ -55,3 +57,21 @@ def test_a_store_without_decisions_or_with_those_of_another_tokenizer_is_refused
         store.append([factories.decision(1, tokens=(9,))])
     with pytest.raises(RunError, match=r"agent-1-1 are not its answer '\[hold\]' in this model's"):
         execute(config, "again")
+
+
+@pytest.mark.parametrize(
+    ("minute", "first", "left"),
+    # Ticks at 10:05 to 10:25 are the five that an agent needs.
+    [(0, "10:00", None), (4.9, "10:00", None), (5, "10:30", 4), (29.9, "10:30", 0)],
+)
+def test_a_window_that_too_few_ticks_are_left_of_is_not_the_first(make_config, minute, first, left):
+    keys = ("window.minutes=30", "window.min_trajectories_per_agent=5", "market.tick_minutes=5")
+    now = window_start("2024-11-13-10:00") + minute * 60
+    window, said = first_window(make_config(*keys), WindowGrid(30), now)
+    assert window == f"2024-11-13-{first}"
+    if left is None:
+        assert said == ""
+    else:
+        assert f"needs 5 decisions in it, and {left} of its ticks are left" in said
+    rolling = make_config(*keys, "window.mode=rolling")
+    assert first_window(rolling, WindowGrid(30), now) == ("2024-11-13-10:00", "")

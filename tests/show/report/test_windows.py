@@ -4,6 +4,8 @@ import json
 import re
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.harness.pages import cells, charts
 
 from rlforge.continuous import report as windows
@@ -82,21 +84,90 @@ def changes(run):
     return re.findall(r'<b class="(\w+)">([^<]*)</b>', section(run, "Before and after"))
 
 
-def test_a_change_by_rounding_is_neither_good_nor_bad(run):
-    rewards = [change for change in changes(run) if "pts" not in change[1]]
-    assert rewards[0] == ("good", "+0.2")
-    assert ("soft", "+0") in rewards
-    assert not [text for tone, text in rewards if tone == "bad"]
+def interval(mean, half):
+    return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
-def test_a_change_within_the_intervals_and_one_of_profits_have_no_colour(run):
-    assert ("soft", "+0.4") in changes(run), "profits have no interval"
-    few = {
-        when: {"players": {"policy": figures(reward, decisions=10)}}
-        for when, reward in (("before", 0.3), ("after", 0.5))
+def test_changes_have_their_interval_and_a_colour_where_it_excludes_0(run):
+    compared = json.loads(run.paths.comparison.read_text())
+    sure, chance = interval(0.2, 0.05), interval(0.2, 0.3)
+    compared["change"] = {
+        "policy": {"win_rate": sure, "avg_reward": chance, "avg_pnl": interval(-0.4, 0.1)}
     }
-    run.paths.comparison.write_text(json.dumps(few))
-    assert changes(run) == [("soft", "+20.0 pts"), ("soft", "+0.2"), ("soft", "+0.4")]
+    run.paths.comparison.write_text(json.dumps(compared))
+    assert changes(run)[:3] == [
+        ("good", "+20.0 pts (+15.0 pts to +25.0 pts)"),
+        ("soft", "+0.2 (-0.1 to +0.5)"),
+        ("bad", "-0.4 (-0.5 to -0.3)"),
+    ]
+    policy, of_chance = windows.changes(compared)[:2]
+    assert policy.line.endswith("after: +20.0 pts (+15.0 pts to +25.0 pts)")
+    assert of_chance.line.endswith("after: +0.2 (-0.1 to +0.5), which may be chance")
+
+
+def test_a_change_without_an_interval_or_by_rounding_has_no_colour(run):
+    assert [tone for tone, _ in changes(run)] == ["soft"] * 6
+    assert ("soft", "+0") in changes(run)
+    compared = json.loads(run.paths.comparison.read_text())
+    compared["change"] = {"scripted:noise": {"avg_reward": interval(-5.49e-8, 0)}}
+    run.paths.comparison.write_text(json.dumps(compared))
+    assert {tone for tone, _ in changes(run)} == {"soft"}
+
+
+SHARES = st.none() | st.floats(0, 1)
+REWARDS = st.none() | st.floats(-1, 1)
+PROFITS = st.none() | st.floats(-1e9, 1e9)
+COUNTS = st.integers(0, 10**9)
+PLAYED = st.fixed_dictionaries(
+    {
+        **dict.fromkeys(("decisions", "trades", "refused"), COUNTS),
+        "win_rate": SHARES,
+        "avg_reward": REWARDS,
+        "avg_pnl": PROFITS,
+    }
+)
+INTERVALS = st.none() | st.lists(st.floats(-2, 2), min_size=3, max_size=3).map(
+    lambda three: dict(zip(("low", "mean", "high"), sorted(three), strict=True))
+)
+PLAYERS = st.fixed_dictionaries({"policy": PLAYED}, optional={"scripted:noise": PLAYED})
+CHANGED = st.fixed_dictionaries(dict.fromkeys(("win_rate", "avg_reward", "avg_pnl"), INTERVALS))
+COMPARISONS = st.fixed_dictionaries(
+    {"before": st.fixed_dictionaries({"players": PLAYERS})},
+    optional={
+        "after": st.fixed_dictionaries({"players": PLAYERS}),
+        "change": st.dictionaries(st.sampled_from(("policy", "scripted:noise")), CHANGED),
+    },
+)
+
+
+@given(data=st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+def test_every_figure_of_the_page_may_have_any_value_of_its_range(run, data):
+    rows = []
+    for number in range(1, data.draw(st.integers(0, 3)) + 1):
+        gain, team = data.draw(INTERVALS), data.draw(INTERVALS)
+        trained = data.draw(st.booleans())
+        rows.append(
+            row(number, None)
+            | {key: data.draw(COUNTS) for key in ("agents", "trajectories", "high_score_count")}
+            | {"batch/trained_decisions": data.draw(COUNTS) if trained else 0}
+            | {"version": f"step-{number}" if trained else None}
+            | {"deployment_success": data.draw(st.none() | st.booleans())}
+            | {"training_loss": data.draw(PROFITS), "kl_divergence": data.draw(PROFITS)}
+            | {"avg_reward": data.draw(REWARDS), "duration_minutes": data.draw(st.floats(0, 1e6))}
+            | {"players": data.draw(PLAYERS)}
+            | {"reward_difference": gain and gain["mean"]}
+            | {f"reward_difference_{end}": gain and gain[end] for end in ("low", "high")}
+            | {"social/team_advantage": team and team["mean"]}
+            | {f"social/team_advantage_{end}": team and team[end] for end in ("low", "high")}
+            | {f"social/{key}": data.draw(SHARES) for key in ("agreement", "to_each_other")}
+            | {"action/policy/NO_OP": data.draw(st.floats(0, 1))}
+            | {"scorer/tau": data.draw(REWARDS), "reward/pnl": data.draw(PROFITS)}
+        )
+    run.paths.windows.write_text("".join(f"{json.dumps(one)}\n" for one in rows))
+    run.paths.comparison.write_text(json.dumps(data.draw(COMPARISONS)))
+    page = windows.page(load_run(run.paths.root))
+    assert "Before and after" in page
 
 
 def test_the_first_chart_is_the_difference_to_the_control_with_its_interval(run):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from rlforge.continuous.decisions.records import CONTROL, Decision
 from rlforge.types import value
 
 POLICY = "policy"
 """The player that the trained model's decisions count for; scripted traders have their own name."""
+
+Row = Mapping[str, Any]
 
 
 @value
@@ -72,11 +76,75 @@ def reward_means(decisions: Iterable[Decision]) -> Mapping[str, float]:
 
 @value
 class Difference:
-    """How much more reward some agents get than others, with its 95 % interval."""
+    """A difference of means with its 95 % interval."""
 
     mean: float
     low: float
     high: float
+
+
+#: Figures that compare a policy before and after a run.
+COMPARED = ("win_rate", "avg_reward", "avg_pnl")
+
+
+def measured(markets: Sequence[Sequence[Decision]]) -> dict[str, Any]:
+    """Figures of each player over all episodes, and of its agents in each episode.
+
+    markets: the decisions of each episode.
+    """
+    return {
+        "players": {
+            name: asdict(one) for name, one in by_player(d for m in markets for d in m).items()
+        },
+        "agents": [
+            {name: _by_agent(own) for name, own in players(decisions).items()}
+            for decisions in markets
+        ],
+    }
+
+
+def _by_agent(decisions: Sequence[Decision]) -> dict[str, dict[str, float]]:
+    own: dict[str, list[Decision]] = {}
+    for one in decisions:
+        own.setdefault(one.agent_id, []).append(one)
+    found = {agent: performance(made) for agent, made in own.items()}
+    return {agent: {key: getattr(one, key) for key in COMPARED} for agent, one in found.items()}
+
+
+def gains(
+    before: Mapping[str, Any], after: Mapping[str, Any]
+) -> dict[str, dict[str, Difference | None]]:
+    """Change of each player's figures from one ``measured`` to another in the same episodes.
+
+    Each agent of an episode is compared with itself. Agents of one episode trade with each other,
+    so the episodes are clusters: the interval is Student's over their mean changes, and None where
+    fewer than two episodes have a figure.
+    """
+    episodes = [*zip(before.get("agents", ()), after.get("agents", ()), strict=False)]
+    return {
+        player: {
+            key: _gain([(was.get(player, {}), now.get(player, {})) for was, now in episodes], key)
+            for key in COMPARED
+        }
+        for player in before["players"]
+    }
+
+
+def _gain(episodes: Sequence[tuple[Row, Row]], key: str) -> Difference | None:
+    from scipy.stats import ttest_1samp
+
+    means = []
+    for was, now in episodes:
+        pairs = [(was[agent][key], now[agent][key]) for agent in was.keys() & now.keys()]
+        # An agent without a trade has no share of trades with a profit.
+        changes = [
+            new - old for old, new in pairs if None not in (old, new) and not math.isnan(new - old)
+        ]
+        if changes:
+            means.append(_mean(changes))
+    if len(means) < 2:
+        return None
+    return _interval(_mean(means), lambda: ttest_1samp(means, 0.0))
 
 
 def difference_to_control(decisions: Sequence[Decision]) -> Difference | None:
@@ -96,12 +164,16 @@ def difference(
 
     if min(len(ours), len(theirs)) < 2:
         return None
-    with warnings.catch_warnings():
-        # SciPy warns where agents have almost the same mean, but the interval is that narrow.
-        warnings.simplefilter("ignore", RuntimeWarning)
-        interval = ttest_ind(ours, theirs, equal_var=False).confidence_interval(confidence)
     mean = _mean(ours) - _mean(theirs)
-    # The interval is nan where all agents of each side have the same mean.
+    return _interval(mean, lambda: ttest_ind(ours, theirs, equal_var=False), confidence)
+
+
+def _interval(mean: float, test: Callable[[], Any], confidence: float = 0.95) -> Difference:
+    with warnings.catch_warnings():
+        # SciPy warns where all have almost the same mean, but the interval is that narrow.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        interval = test().confidence_interval(confidence)
+    # The interval is nan where all of each side have the same mean.
     if math.isnan(interval.low):
         return Difference(mean=mean, low=mean, high=mean)
     return Difference(mean=mean, low=float(interval.low), high=float(interval.high))

@@ -6,15 +6,14 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.loop.assembly import Assembly, assembled
-from rlforge.continuous.loop.performance import POLICY
+from rlforge.continuous.loop.performance import POLICY, gains
 from rlforge.continuous.loop.policy_side import PolicySide
 from rlforge.continuous.loop.trainer import ContinuousTrainer
-from rlforge.continuous.report import FIGURES
+from rlforge.continuous.report import changes
 from rlforge.continuous.serving.client import STATE_DIR
 from rlforge.continuous.serving.server import answer_requests, found_at, http_over, listen, url_of
 from rlforge.continuous.serving.tokens import make_tokens
@@ -23,6 +22,7 @@ from rlforge.record.files import RunPaths, read_json, write_json
 from rlforge.run.lifecycle import RunContext
 from rlforge.system.checkpoint import step_name
 from rlforge.system.loops import unless
+from rlforge.system.values import json_ready
 
 
 class ContinuousRun:
@@ -58,6 +58,7 @@ class ContinuousRun:
         if "after" in measured and (windows is None or self._parts.journal.done() < windows):
             # More windows follow, so it is measured anew.
             del measured["after"]
+            measured.pop("change", None)
             write_json(self._paths.comparison, measured)
         done = await ContinuousTrainer(self._context, self._parts).run()
         if done:
@@ -65,12 +66,9 @@ class ContinuousRun:
             if not after:  # a resumed run does it
                 return False
             (self._comparison,) = after
-            if "before" in self._comparison and "after" in self._comparison:
-                was, now = (
-                    self._comparison[when]["players"][POLICY] for when in ("before", "after")
-                )
-                for name, (_, say) in FIGURES.items():
-                    self._context.note(f"{name}: {say(was[name])} before, {say(now[name])} after")
+            for change in changes(self._comparison):
+                if change.player == POLICY:
+                    self._context.note(change.line)
         return done
 
     def stop(self) -> None:
@@ -94,7 +92,10 @@ class ContinuousRun:
         return {
             "windows": journal.done(),
             "serving": policy.serving(),
-            "comparison": self._comparison,
+            "comparison": {
+                when: {key: one for key, one in part.items() if key != "agents"}
+                for when, part in self._comparison.items()
+            },
             "objective": -math.inf if mean is None else float(mean),
         }
 
@@ -130,12 +131,14 @@ class ContinuousRun:
         # A resumed run may have measured it already.
         if when not in content:
             self._now(f"measuring the policy {when} training")
-            players = await policy.trials.compare(policy.service.current.policy())
             content[when] = {
                 "version": policy.serving(),
                 "episodes": episodes,
-                "players": {name: asdict(one) for name, one in players.items()},
+                **await policy.trials.compare(policy.service.current.policy()),
             }
+            if "after" in content:
+                content["change"] = gains(content["before"], content["after"])
+            content = json_ready(content)
             write_json(self._paths.comparison, content)
         return content
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from rlforge.continuous.config.continuous import ContinuousConfig
-from rlforge.continuous.decisions.grid import window_start
+from rlforge.continuous.decisions.grid import WindowGrid, window_start
 from rlforge.continuous.decisions.records import CONTROL, Decision
 from rlforge.continuous.decisions.store import StoreReader, TrajectoryStore, store_folder
 from rlforge.continuous.decisions.windows import Windows
@@ -185,12 +186,38 @@ async def _market(run: _Recording) -> AsyncIterator[Source]:
         # Simulated time stands still while no process runs, so no window is skipped.
         if simulated and done is not None:
             return windows.grid.after(done)
-        return next_by_clock(windows, driver.now(), done)
+        if simulated or done is not None:
+            return next_by_clock(windows, driver.now(), done)
+        first, skipped = first_window(config, windows.grid, driver.now())
+        if skipped:
+            run.context.note(skipped)
+        return first
 
     try:
         yield run.source(driver, following)
     finally:
         await driver.close()
+
+
+def first_window(config: ContinuousConfig, grid: WindowGrid, now: float) -> tuple[str, str]:
+    """The first window that a market can fill by the wall clock; why that of ``now`` is left out.
+
+    An agent decides once in a tick, so that a run that starts late in a window cannot fill it.
+    """
+    here, tick = grid.id_of(now), config.market.tick_minutes * 60
+    # A tick is at each multiple of its length.
+    since = (math.floor(now / tick) + 1) * tick
+    left, needed = (
+        math.ceil((grid.span(here)[1] - since) / tick),
+        config.window.min_trajectories_per_agent,
+    )
+    if config.window.mode == "rolling" or left >= needed:
+        return here, ""
+    first = grid.after(here)
+    return first, (
+        f"window {here} is left out: an agent needs {needed} decisions in it, and {left} of its "
+        f"ticks are left; the first window is {first}"
+    )
 
 
 def next_by_clock(windows: Windows, now: float, done: str | None) -> str:
@@ -208,7 +235,8 @@ def next_by_clock(windows: Windows, now: float, done: str | None) -> str:
 def _recorded(store: TrajectoryStore, last: Entry | None) -> dict[str, Decision]:
     if last is None:
         return {}
-    begin = window_start(last.window_id)
+    # Before the first window there may be ticks of one that is left out.
+    begin = -math.inf if last.number == 1 else window_start(last.window_id)
     windows = [one for one in store.window_ids() if window_start(one) >= begin]
     return {d.id: d for one in windows for d in store.decisions(window_id=one)}
 

@@ -6,14 +6,14 @@ import asyncio
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.config.market import STARTING_BALANCE
 from rlforge.continuous.decisions.records import Decision
 from rlforge.continuous.loop.conduct import Conduct, concerns, conduct
-from rlforge.continuous.loop.performance import Performance, by_player
+from rlforge.continuous.loop.performance import measured
 from rlforge.continuous.loop.population import AgentModel, Labels, Population, SimulationState, Tick
 from rlforge.continuous.market.books import Settled
 from rlforge.continuous.market.trading import AgentPrompter
@@ -50,11 +50,11 @@ class MarketTrials:
         self._config, self._engine, self._prompter = config, engine, prompter
         self._params, self._reward = params, reward
 
-    async def compare(self, policy: PolicyRef) -> Mapping[str, Performance]:
-        """How ``policy`` and the scripted traders do in ``continuous.compare_episodes``."""
+    async def compare(self, policy: PolicyRef) -> dict[str, Any]:
+        """``measured`` of ``policy`` and scripted traders in ``continuous.compare_episodes``."""
         seed = self._config.seed + _COMPARISON
         markets = await self._run(policy, self._config.continuous.compare_episodes, seed)
-        return by_player([decision for market in markets for decision in market])
+        return measured(markets)
 
     async def holdout(self, candidate: PolicyRef, current: PolicyRef) -> PairedOutcomes:
         """Mean rewards per agent and market, the same agent and market paired, and concerns."""
