@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import json
+import operator
 import re
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -177,19 +178,30 @@ def test_other_algorithms_learn_from_windows_too(make_config, algorithm, execute
     assert ("value_loss" in update) == (algorithm != "grpo")
 
 
-async def test_an_interrupted_run_ends_cleanly_between_phases(make_config, begun):
+@pytest.mark.parametrize(
+    ("held_up", "phase"),
+    [
+        ("policy.engine.generate", "begun"),  # in a tick
+        ("scorer.score", "collected"),
+        ("policy.service.deploy", "trained"),
+    ],
+)
+async def test_an_interrupted_run_waits_for_no_answer_and_ends_between_phases(
+    make_config, begun, monkeypatch, held_up, phase
+):
     config, stop = make_config("continuous.windows=null"), asyncio.Event()
+
+    async def held(*arguments, **named):
+        stop.set()
+        await asyncio.sleep(600)
+
     async with begun(config, stop) as (assembly, trainer):
-        score = assembly.scorer.score
-
-        async def stopping(decisions):
-            stop.set()
-            return await score(decisions)
-
-        assembly.scorer.score = stopping
-        assert not await trainer.run()
+        owner, _, method = held_up.rpartition(".")
+        monkeypatch.setattr(operator.attrgetter(owner)(assembly), method, held)
+        async with asyncio.timeout(300):
+            assert not await trainer.run()
         entry = assembly.journal.current()
-    assert (entry.number, entry.phase) == (1, "scored")
+    assert (entry.number, entry.phase) == (1, phase)
 
 
 def test_control_agents_keep_the_first_version_and_are_not_learned_from(make_config, execute):

@@ -61,7 +61,8 @@ class EpisodesDriver(Driver):
     async def advance_to(self, moment: float) -> None:
         while self._now < moment:
             window_id = self._grid.id_of(self._now)
-            await self._play_window(window_id)
+            self.check_stop()
+            await self.unless_stopped(self._play_window(window_id))
             self._now = self._grid.span(window_id)[1]
 
     async def _play_window(self, window_id: str) -> None:
@@ -74,8 +75,6 @@ class EpisodesDriver(Driver):
         async def play(place: int, agent: str) -> None:
             for turn in range(self._each):
                 episode = self._episode(window_id, place, agent, turn)
-                if self._stop.is_set():
-                    return
                 if episode.name in done:
                     continue
                 try:
@@ -92,7 +91,6 @@ class EpisodesDriver(Driver):
         async with asyncio.TaskGroup() as group:
             for place, agent in enumerate(self._agents):
                 group.create_task(play(place, agent))
-        self.check_stop()
         if failures and window_id not in await asyncio.to_thread(self._store.window_ids):
             raise RunError(f"no episode of {window_id} came to its end: {failures[0]}")
 

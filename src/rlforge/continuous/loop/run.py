@@ -52,7 +52,8 @@ class ContinuousRun:
     async def run(self) -> bool:
         """Train until all windows are done; measure the policy before and after."""
         assert self._parts is not None, "begin comes first"
-        if not await unless(self._stop, self._compare("before", self._parts.policy)):
+        compared = await unless(self._stop, self._compare("before", self._parts.policy))
+        if not compared or self._stop.is_set():
             return False
         windows, measured = self._config.continuous.windows, read_json(self._paths.comparison)
         if "after" in measured and (windows is None or self._parts.journal.done() < windows):
@@ -72,7 +73,7 @@ class ContinuousRun:
         return done
 
     def stop(self) -> None:
-        """End after the phase in hand; during a wait, after the tick in hand."""
+        """End after the update in hand; a resumed run repeats the rest of its phase."""
         self._stop.set()
 
     async def close(self) -> None:
@@ -109,18 +110,19 @@ class ContinuousRun:
         if untouched and self._config.learner.initial_adapter and not current.path:
             self._now("checking learner.initial_adapter before it serves")
             # The adapter is checked like any version, because users get its answers.
-            deployed = await policy.deploy(start)
-            if deployed.success is False:
-                raise RunError(f"learner.initial_adapter does not serve: {deployed.reason}")
+            # A signal leaves it to the resumed run, as ``run`` does all else.
+            for deployed in await unless(self._stop, policy.deploy(start)):
+                if deployed.success is False:
+                    raise RunError(f"learner.initial_adapter does not serve: {deployed.reason}")
         # The newest checkpoint may have been refused, so learning goes on from what serves.
         own = await learner.restore(policy.serving())
         if (source := policy.foreign().get(current.uid)) is not None:
             self._context.note(
                 f"{current.uid} is not of this run ({source}): {own.uid} serves again"
             )
-            deployed = await policy.deploy(own)
-            if deployed.success is False:
-                raise RunError(f"{own.uid} does not serve: {deployed.reason}")
+            for deployed in await unless(self._stop, policy.deploy(own)):
+                if deployed.success is False:
+                    raise RunError(f"{own.uid} does not serve: {deployed.reason}")
 
     async def _compare(self, when: str, policy: PolicySide) -> dict[str, Any]:
         """Measure what serves now into ``comparison.json``, and return its content."""

@@ -11,13 +11,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlforge.continuous.loop.population import FORMAT, Population, SimulationState
 from rlforge.errors import RunError
 from rlforge.system.files import atomic_write
+from rlforge.system.loops import unless
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: Most seconds of one sleep: the clock may be set meanwhile.
 _LOOK_EVERY_S = 30.0
@@ -38,6 +41,13 @@ class Driver(ABC):
     def check_stop(self) -> None:
         if self._stop.is_set():
             raise Stopped
+
+    async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work``, which is cancelled where the run is asked to end meanwhile."""
+        done = await unless(self._stop, work)
+        if not done:
+            raise Stopped
+        return done[0]
 
     @abstractmethod
     def now(self) -> float:
@@ -75,12 +85,12 @@ class SimulatedTimeDriver(Driver):
     async def advance_to(self, moment: float) -> None:
         while self._now() < moment:
             self.check_stop()
-            await self._population.tick()
+            await self.unless_stopped(self._population.tick())
 
     async def settle(self, window_id: str, may_stay_open: int) -> None:
         while self._population.unsettled(window_id) > may_stay_open:
             self.check_stop()
-            await self._population.tick()
+            await self.unless_stopped(self._population.tick())
 
     async def save(self, path: Path) -> None:
         await asyncio.to_thread(save_simulation_state, self._population.state, path)

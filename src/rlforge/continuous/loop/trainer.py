@@ -4,7 +4,7 @@
 
 Each step writes its result to disk and then enters its phase into the journal. A resumed process
 reads the results of finished phases, repeats the others from the same inputs, and never trains on a
-window twice.
+window twice. So what takes long, but for an update, is cancelled where the run is asked to end.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ class ContinuousTrainer:
         if not work.reached("scored"):
             if window.ready:
                 self._say("scoring", work)
-                scores = await self._parts.scorer.score(window.decisions)
+                scoring = self._parts.scorer.score(window.decisions)
+                scores = await self._parts.source.driver.unless_stopped(scoring)
                 # Kept for a resumed process: a judge would not give the same scores twice.
                 self._parts.scores.write(window, scores)
             work = self._reach(work, "scored")
@@ -178,7 +179,8 @@ class ContinuousTrainer:
         deployed = Deployed(success=None)
         if trained is not None:
             self._say("deploying after", work)
-            deployed = await policy.deploy(trained.checkpoint)
+            deploying = policy.deploy(trained.checkpoint)
+            deployed = await self._parts.source.driver.unless_stopped(deploying)
         if policy.service.trial is None and learner.standing != policy.serving():
             log.warning("learning goes on from %s, which serves", policy.serving())
             # The new version was refused, or a rollback came: learning follows what serves.
