@@ -137,6 +137,17 @@ def test_expandable_segments_are_on_unless_the_user_set_the_allocator(
     assert {name: os.environ[name] for name in names if name in os.environ} == expected
 
 
+@pytest.mark.parametrize(("given", "expected"), [(None, "128"), ("7", "7")])
+def test_code_is_kept_for_few_shapes_of_products_on_a_cpu(monkeypatch, given, expected):
+    names = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+    for name in names:
+        monkeypatch.setenv(name, given or "")
+        if given is None:
+            monkeypatch.delenv(name)
+    resolve_device("cpu")
+    assert [os.environ[name] for name in names] == [expected, expected]
+
+
 @pytest.mark.gpu
 def test_the_allocator_of_a_gpu_uses_expandable_segments():
     code = (
