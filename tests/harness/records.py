@@ -25,7 +25,7 @@ from rlforge.record.files import (
 )
 from rlforge.record.game_files import GameWriter
 from rlforge.record.progress import Progress
-from rlforge.record.signals import judged
+from rlforge.record.signals import Judge, judged
 from rlforge.record.tracker import Tracker
 from rlforge.show.view import progress_view
 from rlforge.system.values import from_json, to_json
@@ -34,10 +34,17 @@ from rlforge.types import GameRecord
 NewTracker = Callable[..., Tracker]
 
 
-def tracker_of(run_dir: Path, clock: Clock, *sinks: Any, **config: Any) -> Tracker:
+def tracker_of(
+    run_dir: Path,
+    clock: Clock,
+    *sinks: Any,
+    judge: Callable[[], Judge] | None = None,
+    **config: Any,
+) -> Tracker:
     """The tracker of a run of ten updates, with no sinks but those that are given."""
-    about = {"seed": 7, "versions": {"torch": "2.13.0"}}
-    return Tracker(run_dir, TrackerConfig(**config), "demo", 10, sinks, about=about, clock=clock)
+    settings = TrackerConfig(**config)
+    given = {"about": {"seed": 7, "versions": {"torch": "2.13.0"}}, "clock": clock, "judge": judge}
+    return Tracker(run_dir, settings, "demo", 10, sinks, **given)
 
 
 #: A line of metrics.jsonl of a run that learns.

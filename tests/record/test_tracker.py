@@ -7,10 +7,11 @@ import pytest
 from tests.factories import LOAD, SHARES, equal_turns, evaluation, pool_snapshot, update
 from tests.harness.records import write_games
 
-from rlforge.config.schema import TrackerConfig
+from rlforge.config.schema import RunConfig, TrackerConfig
 from rlforge.record.files import read_json, read_jsonl
 from rlforge.record.progress import CollectionRow, Progress
 from rlforge.record.results import Alarm, ApiUsage, ExactResult, PoolSnapshot
+from rlforge.record.signals import Judge
 from rlforge.record.sinks import JsonlSink
 from rlforge.record.tracker import Tracker
 from rlforge.system.checkpoint import write_checkpoint
@@ -437,6 +438,35 @@ def test_a_run_resumes_over_lines_that_another_program_wrote(tmp_path, tracker, 
     progress = again.progress()
     assert (progress.update, progress.games, progress.elapsed_s) == (3, 2, 20.0)
     assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+
+
+def test_what_is_played_without_a_batch_is_judged_as_often_as_a_batch_has_samples(
+    new_tracker, sink
+):
+    config = RunConfig(learner=dataclasses.replace(RunConfig().learner, batch_size=16))
+    tracker = new_tracker(sink, judge=lambda: Judge(config))
+    games = [equal_turns(f"g{n}", turns=0, end_reason="context_limit") for n in range(16)]
+    waiting = {"buffer_size": 0.0}
+    tracker.add_games(games[:15])
+    tracker.log_wait(waiting)
+    assert tracker.progress().signals == ()
+    tracker.add_games(games[15:])
+    tracker.log_wait(waiting)
+    tracker.log_wait(waiting)
+    assert [one.name for one in tracker.progress().signals] == ["context_limit"]
+    assert tracker.final_signals() == []  # the second look saw no more games
+    tracker.add_games(games)
+    tracker.log_wait(waiting)
+    assert [one.name for one in tracker.final_signals()] == ["context_limit"]
+    assert sink.curve("signals/context_limit") == sink.curve("signals/no_batch") == [(0, 1.0)]
+
+
+def test_a_run_that_fails_before_its_first_update_says_which_games_it_had(tmp_path, new_tracker):
+    tracker = new_tracker(judge=lambda: Judge(RunConfig()))
+    tracker.add_games([equal_turns(f"g{n}", error="GameError: it broke") for n in range(32)])
+    tracker.close({"status": "failed", "error": "32 games failed in a row"})
+    [signal] = read_json(tmp_path / "summary.json")["signals"]
+    assert (signal["name"], signal["step"], signal["weight"]) == ("failed_games", 0, "final")
 
 
 def test_close_writes_the_summary_once(tmp_path, tracker, sink):

@@ -3,6 +3,7 @@
 import pytest
 
 from rlforge.record.files import read_json
+from rlforge.show.why import explain
 
 CUT = ("env.train=[{id: TicTacToe-v0-train, max_turns: 1}]", "learner.total_updates=4")
 
@@ -26,3 +27,16 @@ def test_such_a_run_stops_after_its_second_batch_where_it_is_asked_to(train, tmp
     assert last.startswith("rlforge: nothing can be learned, and on_no_signal=stop: all games")
     summary = read_json(tmp_path / "run/summary.json")
     assert (summary["status"], summary["updates"]) == ("failed", 2)
+
+
+@pytest.mark.ray
+def test_a_run_whose_games_give_no_sample_stops_before_its_first_update(train, tmp_path):
+    second = ("policies={main: {seats: [1]}}", "pool=fixed", "pool.fixed_opponents=[random_legal]")
+    ended = train(*CUT, *second, "on_no_signal=stop", f"run_dir={tmp_path / 'run'}")
+    assert ended.code == 1
+    assert "signal at update 0, turn_limit: all games of" in ended.err
+    assert "nothing can be learned, and on_no_signal=stop" in ended.err.splitlines()[-1]
+    summary = read_json(tmp_path / "run/summary.json")
+    assert (summary["status"], summary["updates"]) == ("failed", 0)
+    explained = explain(tmp_path / "run").verdict
+    assert explained.startswith("nothing was learned since update 0: turn_limit")
