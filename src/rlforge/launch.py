@@ -157,8 +157,13 @@ def _checked_here(config: C, run_dir: Path | None = None) -> tuple[RunPlan[C], l
 
 def check(result: Composed[Any], *, keys: bool = True) -> None:
     """Raise ConfigError for what cannot run; keys: also for what is missing here."""
-    raise_all(result.error(key, problem) for key, problem in result.config.problems())
-    kind_of(result.config).check(result, keys=keys)
+    clashes = [str(result.error(key, problem)) for key, problem in result.config.problems()]
+    try:
+        kind_of(result.config).check(result, keys=keys)
+    except ConfigError as error:
+        # A kind may tell the clashes, too.
+        raise_all(dict.fromkeys([*clashes, *str(error).splitlines()]))
+    raise_all(clashes)
 
 
 def _check_with_model(result: Composed[Any], *, keys: bool = True) -> None:

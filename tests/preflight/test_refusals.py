@@ -108,6 +108,16 @@ LERNING = "learner.lerning_rate (command line, learner.lerning_rate"  # =1): no 
             "serve deployment.strategy=ab_test engine.max_loras=2 eval.games=3",
             ["eval.games", "engine.max_loras"],
         ),
+        (
+            "train kuhn_grpo learner.batch_size=abc engine.min_engines=4 engine.num_engines=1",
+            ["learner.batch_size", "engine.min_engines"],
+        ),
+        (
+            "train kuhn_grpo engine.min_engines=4 engine.num_engines=1 model.action_extraction=no",
+            ["engine.min_engines", "model.action_extraction"],
+        ),
+        # The number of engines may be the one that is meant.
+        ("train kuhn_grpo engine.min_engines=4 engine.num_engines=x", ["engine.num_engines"]),
     ],
 )
 def test_all_reasons_are_said_at_once_a_line_each(line, keys):

@@ -12,12 +12,16 @@ from rlforge.errors import ConfigError, nearest
 
 @dataclasses.dataclass(frozen=True)
 class Wrong:
-    """A key, relative to what was validated, its value, and what is wrong."""
+    """A key, relative to what was validated, its value, and what is wrong.
+
+    clash: the value contradicts others, and is right by itself.
+    """
 
     key: str
     given: Any
     reason: str
     unknown: bool = False
+    clash: bool = False
 
     def __str__(self) -> str:
         return f"{self.key}={self.given}: {self.reason}"
@@ -56,7 +60,7 @@ def translated(errors: Sequence[Any], values: Any) -> Iterator[Wrong]:
         clash = error.get("ctx", {}).get("error")
         if isinstance(clash, ClashError):
             for one in clash.wrong:
-                yield dataclasses.replace(one, key=".".join([*path, one.key]))
+                yield dataclasses.replace(one, key=".".join([*path, one.key]), clash=True)
         else:
             unknown = error["type"] == "unexpected_keyword_argument"
             for key, given in _leaves(".".join(path), error["input"], whole=not unknown):

@@ -170,6 +170,7 @@ def compose(
         else:
             if not refused:
                 return composed
+            refused += [composed.error(*problem) for problem in composed.config.problems()]
         raise_all(refused)
 
 

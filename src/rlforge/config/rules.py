@@ -392,10 +392,43 @@ def _made(cls: type[C], values: object, context: Mapping[str, bool] | None = Non
         # The translation has all of pydantic's error, with keys as users write them.
         found = translated(error.errors(), values)
         wrong += [one for one in found if one.key not in {other.key for other in wrong}]
-        raise InvalidValuesError(wrong) from None
+        raise InvalidValuesError([*wrong, *_beside(cls, values, wrong)]) from None
     if wrong:
         raise InvalidValuesError(wrong)
     return made
+
+
+def _beside(cls: type[Any], values: object, wrong: typing.Sequence[Wrong]) -> Iterator[Wrong]:
+    """Clashes of the keys that are right by themselves; defaults stand in for the ``wrong``."""
+    from pydantic import ValidationError
+
+    rest = as_values(values)
+    for one in wrong:
+        rest = _without(rest, one.key.split("."))
+    try:
+        adapter(cls).validate_python(rest)
+    except ValidationError as error:
+        # A clash that names a wrong key may be one with its default alone.
+        names = "|".join(re.escape(one.key.rpartition(".")[2]) for one in wrong)
+        known = {one.key for one in wrong}
+        for found in translated(error.errors(), rest):
+            if (
+                found.clash
+                and found.key not in known
+                and not re.search(rf"\b({names})\b", str(found))
+            ):
+                yield found
+
+
+def _without(values: Any, path: typing.Sequence[str]) -> Any:
+    """``values`` without the key at ``path``, or the list that holds it."""
+    name, *inside = path
+    if not isinstance(values, dict) or name not in values:
+        return values
+    rest = {key: one for key, one in values.items() if key != name}
+    if inside and isinstance(values[name], dict):
+        rest[name] = _without(values[name], inside)
+    return rest
 
 
 def missing(values: object, key: str = "") -> Iterator[Wrong]:

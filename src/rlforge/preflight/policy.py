@@ -6,10 +6,12 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Literal, TypeVar
 
+from rlforge.config.complaints import InvalidValuesError
 from rlforge.config.compose import Composed
 from rlforge.config.names import Kind
 from rlforge.config.overrides import key_of, parse_overrides
 from rlforge.config.plugins import ALGORITHMS, ENGINES, EXTRACTIONS, MODELS, PROMPTS
+from rlforge.config.rules import read
 from rlforge.config.schema import PolicyConfig
 from rlforge.config.training import ALGORITHM_CONFIGS, AlgorithmConfig
 from rlforge.engines.vllm_settings import (
@@ -78,10 +80,11 @@ Problems = Iterator[ConfigError | str]
 def value_problems(composed: Composed[PolicyConfig]) -> Problems:
     config, model = composed.config, composed.config.model
     # Configuration classes judge values, but only registries know the names below.
-    impossible = [composed.error(key, problem) for key, problem in config.problems()]
-    if impossible:
-        # With impossible values nothing else can be judged.
-        yield from impossible
+    yield from (composed.error(key, problem) for key, problem in config.problems())
+    try:
+        read(type(config), config)
+    except InvalidValuesError:
+        # With a value that is impossible by itself no name can be judged.
         return
     yield from name_problems(composed, "model.kind", model.kind, MODELS)
     yield from prompt_problems(composed, "model.prompt_template", model.prompt_template)
