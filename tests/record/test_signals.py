@@ -54,6 +54,7 @@ HEALTHY = {
     "idle_share": 0.2,
     "lost_share": 0.05,
     f"collection-{ENV}/turn_limit_rate": 0.02,
+    f"collection-{ENV}/timeout_rate": 0.0,
     f"collection-{ENV}/context_limit_rate": 0.0,
     f"collection-{ENV}/failed_rate": 0.0,
     f"collection-{ENV}/truncated_rate": 0.1,
@@ -101,6 +102,7 @@ def names_after(judge: Judge, number: int, first: int = 1, **figures: float) -> 
 CASES = [
     ("turn_limit", 1, {"games_turn_limit_rate": 1.0}, "final"),
     ("turn_limit", 1, {"games_turn_limit_rate": 0.6}, "slow"),
+    ("time_limit", 1, {"games_timeout_rate": 1.0}, "barren"),
     ("context_limit", 1, {"games_context_limit_rate": 1.0}, "final"),
     ("failed_games", 1, {"games_failed_rate": 0.3}, "slow"),
     ("cut_answers", 1, {"games_truncated_rate": 0.89}, "slow"),
@@ -172,11 +174,114 @@ def test_games_against_one_opponent_of_several_are_named():
     assert names_after(Judge(config()), 10, opponent_share_max=1.0) == []
 
 
-def test_a_rate_that_rises_in_most_updates_is_named_at_the_end():
-    learner = type(RunConfig().learner)(total_updates=20, warmup_updates=15)
-    judge = Judge(RunConfig(learner=learner))
-    assert names_after(judge, 19) == []
-    assert names_after(judge, 1, 20) == ["warmup"]
+def test_a_rate_that_rises_in_most_updates_is_named_at_once_and_not_in_a_trial():
+    for total, names in ((20, ["warmup"]), (9, [])):
+        judge = Judge(asked(f"learner.total_updates={total}", "learner.warmup_updates=15"))
+        assert names_after(judge, 1) == names
+
+
+def asked(*overrides: str) -> RunConfig:
+    return compose([*overrides]).config
+
+
+def all_signals(config: RunConfig, number: int, **figures: float) -> dict[str, Signal]:
+    judge = Judge(config)
+    names_after(judge, number, **figures)
+    return {one.name: one for one in judge.open}
+
+
+def test_a_policy_that_stands_in_a_warm_up_is_mended_by_the_warm_up_alone():
+    still = {"moved": 1e-9, "lr": 2e-8}
+    long = asked("learner.total_updates=11", "learner.warmup_updates=100000")
+    found = all_signals(long, 11, **still)
+    assert {*found} == {"warmup", "not_moved"}
+    assert found["not_moved"].weight == "barren"
+    assert all(one.change == {"learner.warmup_updates": 1} for one in found.values())
+    short = asked("learner.total_updates=100", "learner.warmup_updates=20")
+    assert all_signals(short, 11, **still) == {}
+
+
+def test_a_policy_that_stands_as_its_rate_ends_is_no_signal():
+    ends = asked("learner.schedule=linear", "learner.learning_rate=1e-3")
+    assert all_signals(ends, 12, moved=1e-8, lr=1e-5) == {}
+    assert {*all_signals(ends, 12, moved=1e-8, lr=1e-3)} == {"not_moved"}
+
+
+def test_a_gradient_that_is_cut_away_is_mended_by_its_bound_alone():
+    found = all_signals(asked("learner.grad_clip=1e-12"), 12, moved=1e-9)["not_moved"]
+    assert [*found.change] == ["learner.grad_clip"]
+    assert "learner.grad_clip=1e-12" in found.text
+
+
+@pytest.mark.parametrize("setting", ["top_k=1", "top_p=0.1", "min_p=0.9", "temperature=0.01"])
+def test_answers_that_the_engines_make_alike_are_mended_by_what_makes_them_so(setting):
+    alike = {"answer_entropy": 0.0, "reward_spread": 0.0, "no_advantage_share": 1.0}
+    found = all_signals(asked(f"engine.{setting}"), 10, **alike, skipped_no_signal=1.0)
+    assert {*found} == {"low_entropy", "equal_rewards", "no_advantage", "skipped_steps"}
+    for one in found.values():
+        assert [*one.change] == [f"engine.{setting.partition('=')[0]}"]
+        assert f"engine.{setting}" in one.mend
+
+
+def test_a_gap_of_log_probs_is_by_design_where_engines_leave_tokens_out():
+    assert all_signals(asked("engine.top_p=0.8"), 1, logprob_gap_mean=0.2) == {}
+    found = all_signals(asked("engine.top_p=0.8"), 1, importance_weight_mean=1.9)
+    assert found["importance"].change == {"engine.top_p": 1.0}
+
+
+def test_games_that_all_players_win_together_need_no_other_opponents():
+    for overrides, mend in (
+        (["env=openspiel_tiny_hanabi"], "sft"),
+        (["env.train=[{id: Sudoku-v0-train, num_players: 1}]"], "sft"),
+        ([], "opponents"),
+    ):
+        assert mend in all_signals(asked(*overrides), 1, reward_spread=0.0)["equal_rewards"].mend
+
+
+def in_games(figure: str, **shares: float) -> Signal | None:
+    """The signal of three games with these shares; underscores stand for hyphens."""
+    judge = Judge(asked("env=multi"))
+    games = {f"collection-{env.replace('_v0_', '-v0-')}/{figure}": x for env, x in shares.items()}
+    for step in (1, 2):
+        judge.add({"step": step, "games": 400, **games})
+    return next(iter(judge.open), None)
+
+
+@pytest.mark.parametrize(
+    ("figure", "worst"),
+    [
+        ("turn_limit_rate", 1.0),
+        ("timeout_rate", 1.0),
+        ("context_limit_rate", 1.0),
+        ("failed_rate", 1.0),
+        ("truncated_rate", 1.0),
+        ("invalid_rate", 1.0),
+        ("format_success", 0.0),
+    ],
+)
+def test_what_holds_in_some_of_the_games_leaves_the_others_to_learn_from(figure, worst):
+    one = {"TicTacToe_v0_train": worst}
+    others = {"SimpleTak_v0_train": 1 - worst, "kuhn_poker": 1 - worst}
+    some = in_games(figure, **one, **others)
+    assert some is not None
+    assert some.weight == "slow"
+    unseen = in_games(figure, **one)
+    assert unseen is not None
+    assert unseen.weight == "slow"
+    each = in_games(figure, **dict.fromkeys((*one, *others), worst))
+    assert each is not None
+    assert each.weight in ("barren", "final")
+    assert each.text.endswith(", and 1 more")
+
+
+def test_each_environment_that_is_cut_is_named_and_mended():
+    found = in_games("turn_limit_rate", TicTacToe_v0_train=1.0, kuhn_poker=0.8)
+    assert found is not None
+    assert found.change == {"env.train.1.max_turns": 200, "env.train.2.max_turns": 200}
+    assert found.text == (
+        "all games of TicTacToe-v0-train are cut at max_turns=20, and 80% of all games of "
+        "kuhn_poker are cut at max_turns=10"
+    )
 
 
 def test_a_signal_is_told_once_when_it_begins_and_once_when_it_ends():

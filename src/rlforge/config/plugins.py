@@ -258,7 +258,7 @@ SIGNALS = Kind(
     {
         **_in(
             "record.conditions.play",
-            *("turn_limit", "context_limit", "failed_games", "cut_answers", "format"),
+            *("turn_limit", "time_limit", "context_limit", "failed_games", "cut_answers", "format"),
             *("illegal_moves", "no_batch", "one_seat", "one_opponent", "below_start"),
         ),
         **_in(

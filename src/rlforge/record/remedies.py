@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rlforge.config.engine import EngineConfig
 from rlforge.config.schema import GamesConfig
+from rlforge.config.training import LearnerConfig
 
 Change = Mapping[str, Any]
 
-#: Turns that nearly all games end within.
-_TURNS = 200
+#: Turns that nearly all games end within, and seconds.
+_TURNS, _SECONDS = 200, 600.0
 
 
 def rate(config: GamesConfig, factor: float) -> Change:
@@ -23,6 +25,15 @@ def turns(config: GamesConfig, env: str) -> Change:
         f"env.train.{place}.max_turns": max(_TURNS, 2 * entry.max_turns)
         for place, entry in enumerate(config.env.train)
         if entry.id == env and entry.max_turns is not None
+    }
+
+
+def seconds(config: GamesConfig, env: str) -> Change:
+    """More time for the games of ``env``."""
+    return {
+        f"env.train.{place}.timeout_s": max(_SECONDS, 4 * entry.timeout_s)
+        for place, entry in enumerate(config.env.train)
+        if entry.id == env and entry.timeout_s is not None
     }
 
 
@@ -39,18 +50,31 @@ def answers(config: GamesConfig) -> Change:
     return {"engine.max_tokens": 4 * tokens, "engine.max_model_len": room + 3 * tokens}
 
 
+def whole(config: GamesConfig) -> Change:
+    """All tokens, where an engine draws from the likeliest ones only."""
+    full = EngineConfig()
+    return {
+        f"engine.{name}": getattr(full, name)
+        for name in ("top_p", "top_k", "min_p")
+        if getattr(config.engine, name) != getattr(full, name)
+    }
+
+
+def wider(config: GamesConfig) -> Change:
+    """The model's own distribution, where the engines draw from a narrower one."""
+    cold = config.engine.temperature < 1
+    return {**({"engine.temperature": 1.0} if cold else {}), **whole(config)}
+
+
+def colder(config: GamesConfig) -> Change:
+    """The model's own distribution, where the engines draw from one nearer to random tokens."""
+    return {"engine.temperature": 1.0} if config.engine.temperature > 1 else {}
+
+
 def variety(config: GamesConfig) -> Change:
     """Games of a group that end differently."""
-    if config.engine.temperature < 1:
-        return {"engine.temperature": 1.0}
     size = getattr(config.algorithm, "group_size", None)
-    return {"algorithm.group_size": 2 * size} if size else {}
-
-
-def temperature(config: GamesConfig, *, up: bool) -> Change:
-    """The model's own distribution, where that is on the side that is wanted."""
-    now = config.engine.temperature
-    return {"engine.temperature": 1.0} if (now < 1 if up else now > 1) else {}
+    return wider(config) or ({"algorithm.group_size": 2 * size} if size else {})
 
 
 def samples(config: GamesConfig) -> Change:
@@ -65,3 +89,7 @@ def batches(config: GamesConfig) -> Change:
 
 def warmup(config: GamesConfig) -> Change:
     return {"learner.warmup_updates": (config.total_updates or 0) // 10}
+
+
+def clip(config: GamesConfig) -> Change:
+    return {"learner.grad_clip": LearnerConfig().grad_clip}

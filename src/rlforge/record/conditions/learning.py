@@ -3,21 +3,51 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
+from rlforge.config.games import EnvEntry
+from rlforge.config.schema import GamesConfig
 from rlforge.record import remedies
 from rlforge.record.conditions import condition, of_all, weight_of
 from rlforge.record.signals import SPAN, Finding, Seen
+from rlforge.types import EnvSpec
 
 #: Updates over which figures of speed are taken: they vary with what else the machine does.
 _FEW = 2
+#: Entropy of answers, as a share of that of the legal moves, up to which they hardly differ.
+_ALIKE = 0.35
+#: Share of a run's updates above which a warm-up is long.
+_RISING = 0.5
+#: Share of a gradient to which it may be cut: Adam evens out all but the smallest ones.
+_CUT = 1e-3
 
 
 def _rate(seen: Seen) -> str:
     return f"{seen.config.learner.learning_rate:g}"
 
 
-def _temperature(seen: Seen) -> str:
-    return f"{seen.config.engine.temperature:g}"
+def _settings(change: Mapping[str, Any], config: GamesConfig) -> str:
+    """Keys of ``change`` under ``engine`` with the values that they have now."""
+    return ", ".join(f"{key}={getattr(config.engine, key.partition('.')[2]):g}" for key in change)
+
+
+def _share_of_choices(seen: Seen) -> float | None:
+    """Entropy of answers as a share of that of the legal moves."""
+    entropy, choices = seen.now("answer_entropy"), seen.now("info/legal_actions")
+    return (
+        None if entropy is None or choices is None or choices <= 1 else entropy / math.log(choices)
+    )
+
+
+def _narrow(seen: Seen) -> tuple[Mapping[str, Any], str]:
+    """The change that widens answers which the engines make alike, and the mend in words."""
+    share = _share_of_choices(seen)
+    if share is None:
+        share = seen.now("answer_entropy")
+    wider = remedies.wider(seen.config) if share is not None and share <= _ALIKE else {}
+    named = _settings(wider, seen.config)
+    return wider, f"answers hardly differ: change {named}" if named else ""
 
 
 @condition("share of samples without an advantage", 0.9, "no_advantage_share")
@@ -27,27 +57,41 @@ def no_advantage(seen: Seen, threshold: float) -> Finding | None:
         return None
     group = getattr(seen.config.algorithm, "group_size", None)
     what = f"in groups of {group} games whose rewards are all the same" if group else "turns"
+    wider, mend = _narrow(seen)
+    larger = "raise algorithm.group_size or engine.temperature, or " if group else ""
     return Finding(
         text=f"{of_all(share)} samples have no advantage ({what})",
-        mend="raise algorithm.group_size or engine.temperature, or give rewards that tell games "
-        "apart (rewards)"
-        if group
-        else "give rewards that tell games apart (rewards)",
+        mend=mend or f"{larger}give rewards that tell games apart (rewards)",
         weight=weight_of(share),
-        change=remedies.variety(seen.config),
+        change=wider or remedies.variety(seen.config),
     )
 
 
-@condition("largest less least reward of a batch, at most", 0.0, "reward_spread", "reward_mean")
+@condition(
+    "largest less least of the rewards that are trained on, at most",
+    0.0,
+    *("reward_spread", "raw_reward_spread", "reward_mean"),
+)
 def equal_rewards(seen: Seen, threshold: float) -> Finding | None:
     spread = seen.now("reward_spread")
     if spread is None or spread > threshold:
         return None
+    wider, mend = _narrow(seen)
+    # Where all win together, no opponent loses.
+    if all(_one_team(entry) for entry in seen.config.env.train):
+        usual = "`rlforge sft` teaches a start that gains something, or take easier games (env)"
+    else:
+        usual = "choose opponents that win some games and lose some (pool), or other games (env)"
+    if (raw := seen.now("raw_reward_spread")) is not None and raw > threshold:
+        mend, wider = "the games pay differently, and rewards make it the same: mend rewards", {}
     return Finding(
-        text="all rewards of a batch are equal",
-        mend="choose opponents that win some games and lose some (pool), or other games (env)",
-        weight="barren",
+        text="all rewards of a batch are equal", mend=mend or usual, weight="barren", change=wider
     )
+
+
+def _one_team(entry: EnvEntry) -> bool:
+    rules = {name: getattr(entry, name) for name in ("id", "source", "num_players", "winners")}
+    return entry.num_players == 1 or EnvSpec(**rules).won_by == "all"
 
 
 @condition("norm of the gradient, at most", 1e-12, "grad_norm", "loss")
@@ -56,10 +100,12 @@ def no_gradient(seen: Seen, threshold: float) -> Finding | None:
     # A step that was skipped has no gradient, and signals of its own.
     if norm is None or norm > threshold or seen.now("skipped_no_signal"):
         return None
+    wider, mend = _narrow(seen)
     return Finding(
         text=f"the gradient is {norm:.1g}",
-        mend="check algorithm (loss, clipping) and rewards",
+        mend=mend or "check algorithm (loss, clipping) and rewards",
         weight="barren",
+        change=wider,
     )
 
 
@@ -68,11 +114,12 @@ def skipped_steps(seen: Seen, threshold: float) -> Finding | None:
     share = seen.mean("skipped_no_signal")
     if share is None or share < threshold:
         return None
+    wider, mend = _narrow(seen)
     return Finding(
         text=f"{share:.0%} of the last 10 updates made no step: their batches had no advantage",
-        mend="a larger learner.batch_size, other opponents (pool) or rewards give one",
+        mend=mend or "a larger learner.batch_size, other opponents (pool) or rewards give one",
         weight=weight_of(share),
-        change=remedies.batches(seen.config),
+        change=wider or remedies.batches(seen.config),
     )
 
 
@@ -95,20 +142,55 @@ def nan_steps(seen: Seen, threshold: float) -> Finding | None:
 @condition(
     "nats a token by which an update moves the policy, in the mean of ten, at most",
     1e-06,
-    "moved",
-    "lr",
+    *("moved", "lr", "grad_norm"),
 )
 def not_moved(seen: Seen, threshold: float) -> Finding | None:
     moved = seen.mean("moved")
     # Updates without a step have a signal of their own.
     if moved is None or moved > threshold or seen.mean("skipped_no_signal") == 1.0:
         return None
+    learner, norm = seen.config.learner, seen.now("grad_norm")
+    text = f"an update moves the policy by {moved:.1g} nats a token"
+    # A change names one cause: two that make steps larger would make them too large together.
+    if seen.step <= learner.warmup_updates:
+        if not _long_warmup(seen):
+            return None
+        return Finding(
+            text=f"{text} while its rate rises",
+            mend=f"lower learner.warmup_updates={learner.warmup_updates}",
+            weight="barren",
+            change=remedies.warmup(seen.config),
+        )
+    if learner.schedule != "constant" and _at_full_rate(seen, moved) > threshold:
+        return None
+    if norm is not None and learner.grad_clip < _CUT * norm:
+        return Finding(
+            text=f"{text}, as learner.grad_clip={learner.grad_clip:g} cuts gradients of {norm:.2g}",
+            mend="raise it",
+            weight="barren",
+            change=remedies.clip(seen.config),
+        )
+    factor = 100 if moved < threshold / 100 else 10
     return Finding(
-        text=f"an update moves the policy by {moved:.1g} nats a token",
+        text=text,
         mend=f"raise learner.learning_rate={_rate(seen)}",
         weight="barren",
-        change=remedies.rate(seen.config, 100 if moved < threshold / 100 else 10),
+        # The mend of a long warm-up raises the rate, too.
+        change={} if _long_warmup(seen) else remedies.rate(seen.config, factor),
     )
+
+
+def _at_full_rate(seen: Seen, moved: float) -> float:
+    """The divergence of a step at the rate before its schedule: it grows by the rate's square."""
+    rate = seen.mean("lr")
+    if rate is None:
+        return moved
+    return moved * (seen.config.learner.learning_rate / rate) ** 2 if rate else math.inf
+
+
+def _long_warmup(seen: Seen, threshold: float = _RISING) -> bool:
+    last = seen.config.total_updates
+    return last is None or seen.config.learner.warmup_updates > threshold * last
 
 
 @condition("nats a token by which an update moves the policy", 2.0, "moved", "clip_fraction")
@@ -126,7 +208,8 @@ def moved_far(seen: Seen, threshold: float) -> Finding | None:
 @condition("gap of engine's and learner's log-probs, in nats", 0.03, "logprob_gap_mean")
 def logprob_gap(seen: Seen, threshold: float) -> Finding | None:
     gap = seen.now("logprob_gap_mean")
-    if gap is None or gap < threshold:
+    # Engines that leave out tokens draw the others more often than the learner has it, by design.
+    if gap is None or gap < threshold or remedies.whole(seen.config):
         return None
     return Finding(
         text=f"log-probs of engine and learner differ by {gap:.2g} nats in the mean",
@@ -140,11 +223,13 @@ def importance(seen: Seen, threshold: float) -> Finding | None:
     mean = seen.now("importance_weight_mean")
     if mean is None or abs(mean - 1) < threshold:
         return None
+    whole = remedies.whole(seen.config)
     return Finding(
         text=f"importance weights have a mean of {mean:.2g} instead of 1",
-        mend="lower buffer.max_staleness or learner.learning_rate; a cut distribution "
-        "(engine.top_p, engine.top_k) does the same",
-        change=remedies.rate(seen.config, 0.3),
+        mend=f"draw from all tokens: change {_settings(whole, seen.config)}"
+        if whole
+        else "lower buffer.max_staleness or learner.learning_rate",
+        change=whole or remedies.rate(seen.config, 0.3),
     )
 
 
@@ -162,23 +247,25 @@ def clipped(seen: Seen, threshold: float) -> Finding | None:
 
 @condition(
     "entropy of answers in the first ten updates, as a share of that of the legal moves, at most",
-    0.35,
+    _ALIKE,
     "answer_entropy",
     "info/legal_actions",
 )
 def low_entropy(seen: Seen, threshold: float) -> Finding | None:
-    entropy, choices = seen.now("answer_entropy"), seen.now("info/legal_actions")
+    share = _share_of_choices(seen)
     # A policy that has learned may be certain; one that begins so has nothing to try.
-    if entropy is None or choices is None or choices <= 1 or seen.step > SPAN:
+    if share is None or share > threshold or seen.step > SPAN:
         return None
-    share = entropy / math.log(choices)
-    if share > threshold:
-        return None
+    wider = remedies.wider(seen.config)
+    named = _settings(wider, seen.config)
     return Finding(
-        text=f"answers begin with an entropy of {entropy:.2g} nats, {share:.0%} of what "
-        f"{choices:.1f} legal moves allow",
-        mend=f"raise engine.temperature={_temperature(seen)}, or algorithm.entropy_coef",
-        change=remedies.temperature(seen.config, up=True),
+        text=f"answers begin with an entropy of {seen.now('answer_entropy'):.2g} nats, "
+        f"{share:.0%} of what {seen.now('info/legal_actions'):.1f} legal moves allow",
+        mend=f"change {named}"
+        if named
+        else f"raise engine.temperature={seen.config.engine.temperature:g}, or "
+        "algorithm.entropy_coef",
+        change=wider,
     )
 
 
@@ -189,9 +276,9 @@ def high_entropy(seen: Seen, threshold: float) -> Finding | None:
         return None
     return Finding(
         text=f"answers are all but random tokens (entropy is {share:.0%} of the most)",
-        mend=f"lower engine.temperature={_temperature(seen)}; does the model load "
+        mend=f"lower engine.temperature={seen.config.engine.temperature:g}; does the model load "
         "with its weights?",
-        change=remedies.temperature(seen.config, up=False),
+        change=remedies.colder(seen.config),
     )
 
 
@@ -243,17 +330,15 @@ def too_long(seen: Seen, threshold: float) -> Finding | None:
     )
 
 
-@condition("share of updates in which the rate rises", 0.5, "lr")
+@condition("share of updates in which the rate rises", _RISING, "lr")
 def warmup(seen: Seen, threshold: float) -> Finding | None:
-    learner = seen.config.learner
-    last = seen.config.total_updates
+    rises, last = seen.config.learner.warmup_updates, seen.config.total_updates
     # A run that short is a trial.
-    if last is None or last < SPAN or seen.step < last:
+    if last is None or last < SPAN or not _long_warmup(seen, threshold):
         return None
-    if learner.warmup_updates <= threshold * last:
-        return None
+    reached = f", and reaches {last / rises:.2g} of it" if rises > last else ""
     return Finding(
-        text=f"the learning rate rises for {learner.warmup_updates} of {last} updates",
-        mend="lower learner.warmup_updates",
+        text=f"the learning rate rises for {min(rises, last)} of {last} updates{reached}",
+        mend=f"lower learner.warmup_updates={rises}",
         change=remedies.warmup(seen.config),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from typing import Literal
 
 from rlforge.record import remedies
@@ -16,6 +16,8 @@ from rlforge.types import EvalResult
 _SURE = 2.0
 #: Least games from which shares of games are taken.
 _GAMES = 16
+#: Environments that a sentence names.
+_NAMED = 2
 
 What = Callable[[Seen, str], tuple[str, str, Change]]
 
@@ -27,31 +29,35 @@ def share_of(
     name: str,
     *,
     inverse: bool = False,
+    lasting: bool = False,
 ) -> Callable[[What], Condition]:
-    """A condition of the environment with the largest share of its games, or of answers in them.
+    """A condition of the environments where it holds for a share of the games, or of the answers.
 
     It is made of what returns the end of the sentence, the mend and the change, by environment.
 
     Args:
         name: Figure of its training games.
         inverse: The share is 1 less the figure.
+        lasting: Once it holds for all, it does so to the end.
     """
 
     def made(what: What) -> Condition:
         def check(seen: Seen, threshold: float) -> Finding | None:
-            shares = [(env, 1 - x if inverse else x) for env, x in seen.of_games(name)]
-            env, share = max(shares, key=lambda pair: pair[1], default=("", 0.0))
+            found = {env: 1 - x if inverse else x for env, x in seen.of_games(name)}
+            over = {env: x for env, x in found.items() if x >= threshold}
             played = seen.now("games") or 0
             if of == "games":
                 played += seen.now("failed_games") or 0
-            if not env or share < threshold or played < _GAMES:
+            if not over or played < _GAMES:
                 return None
-            end, mend, change = what(seen, env)
+            told = {env: what(seen, env) for env in sorted(over, key=lambda env: -over[env])}
+            # What holds in one environment of several leaves the others to learn from.
+            least = min(found.get(entry.id, 0.0) for entry in seen.config.env.train)
             return Finding(
-                text=f"{of_all(share)} {of} {'of' if of == 'games' else 'in'} {env} {end}",
-                mend=mend,
-                weight=weight_of(share, lasting=of == "games"),
-                change=change,
+                text=_sentence(of, [(env, over[env], end) for env, (end, _, _) in told.items()]),
+                mend=next(mend for _, mend, _ in told.values()),
+                weight=weight_of(least, lasting=lasting),
+                change={key: new for _, _, change in told.values() for key, new in change.items()},
             )
 
         return Condition(about, threshold, (f"*/{name}",), check)
@@ -59,14 +65,40 @@ def share_of(
     return made
 
 
-@share_of("games", "share of games cut by max_turns", 0.5, "turn_limit_rate")
+def _sentence(of: str, told: Sequence[tuple[str, float, str]]) -> str:
+    """Two environments of ``told``, with the share and the end of each, and how many more."""
+    at = "of" if of == "games" else "in"
+    alike: dict[tuple[str, str], list[str]] = {}
+    for env, share, end in told[:_NAMED]:
+        alike.setdefault((of_all(share), end), []).append(env)
+    clauses = [
+        f"{share} {of} {at} {' and '.join(envs)} {end}" for (share, end), envs in alike.items()
+    ]
+    more = len(told) - _NAMED
+    return ", and ".join(clauses) + (f", and {more} more" if more > 0 else "")
+
+
+@share_of("games", "share of games cut by max_turns", 0.5, "turn_limit_rate", lasting=True)
 def turn_limit(seen: Seen, env: str) -> tuple[str, str, Change]:
     limits = {entry.max_turns for entry in seen.config.env.train if entry.id == env}
     at = f"max_turns={limits.pop()}" if len(limits) == 1 else "their turn limit"
     return f"are cut at {at}", "raise max_turns in env.train", remedies.turns(seen.config, env)
 
 
-@share_of("games", "share of games that exceed the context", 0.5, "context_limit_rate")
+@share_of("games", "share of games cut by timeout_s", 0.5, "timeout_rate")
+def time_limit(seen: Seen, env: str) -> tuple[str, str, Change]:
+    limits = {entry.timeout_s for entry in seen.config.env.train if entry.id == env}
+    at = f"timeout_s={limits.pop():g}" if len(limits) == 1 else "their time limit"
+    return (
+        f"are cut at {at}",
+        "raise timeout_s in env.train, or play fewer games at once (collector.num_train_workers)",
+        remedies.seconds(seen.config, env),
+    )
+
+
+@share_of(
+    "games", "share of games that exceed the context", 0.5, "context_limit_rate", lasting=True
+)
 def context_limit(seen: Seen, env: str) -> tuple[str, str, Change]:
     return (
         "end because the conversation exceeds "
@@ -76,7 +108,7 @@ def context_limit(seen: Seen, env: str) -> tuple[str, str, Change]:
     )
 
 
-@share_of("games", "share of games that fail", 0.25, "failed_rate")
+@share_of("games", "share of games that fail", 0.25, "failed_rate", lasting=True)
 def failed_games(seen: Seen, env: str) -> tuple[str, str, Change]:
     return "fail", "logs/collector-0.log names the error", {}
 
