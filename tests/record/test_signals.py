@@ -160,7 +160,7 @@ def test_every_condition_of_rlforge_can_hold():
 
 def test_three_evaluations_below_the_start_are_named_and_two_are_not():
     judge = Judge(config())
-    for step, wins in ((0, 50), (10, 20), (20, 15)):
+    for step, wins in ((0, 50), (10, 20), (20, 18), (20, 15)):
         assert judge.add(evaluation(step, wins)) == []
     [signal] = judge.add(evaluation(30, wins=18))
     assert (signal.name, signal.text.count("18% wins instead of 50%")) == ("below_start", 1)

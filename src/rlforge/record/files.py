@@ -386,7 +386,8 @@ class JsonlFile:
     def rewind(self, step: int) -> None:
         self._file.close()
         # This replaces the file: one that stayed open would go on in the old one.
-        write_jsonl(self.path, (row for row in read_jsonl(self.path) if row["step"] <= step))
+        rows = (row for row in read_jsonl(self.path) if row.get("update", row["step"]) <= step)
+        write_jsonl(self.path, rows)
         self._file = self.path.open("a", encoding="utf-8")
 
     def append(self, row: Mapping[str, Any]) -> None:

@@ -93,8 +93,9 @@ class Seen:
         """Note a line of metrics.jsonl, or an evaluation."""
         if isinstance(seen, EvalResult):
             of = self.evals[seen.env_id, seen.opponent]
-            of.append(seen)
-            of.sort(key=lambda result: result.step)
+            # The last version may be evaluated again at the end, with more games.
+            others = [result for result in of if result.step != seen.step]
+            of[:] = sorted([*others, seen], key=lambda result: result.step)
         else:
             # A wait adds to the line of the update after which it is.
             if self._rows and self.step == seen["step"]:
@@ -163,15 +164,10 @@ class Judge:
     """Judges a run's records as they come: each condition speaks when it begins and ends."""
 
     def __init__(self, config: GamesConfig) -> None:
-        self._seen, self._conditions = Seen(config), conditions_of(config)
+        self.seen, self._conditions = Seen(config), conditions_of(config)
         #: By signal, lines since it began that show it, and updates since the last of these.
         self._shown, self._quiet = Counter[str](), Counter[str]()
         self.signals: list[Signal] = []
-
-    @property
-    def batch_games(self) -> int:
-        """See ``Seen.batch_games``."""
-        return self._seen.batch_games
 
     @property
     def open(self) -> list[Signal]:
@@ -184,14 +180,13 @@ class Judge:
 
     def add(self, seen: Row | EvalResult) -> list[Signal]:
         """Judge a line of metrics.jsonl, a wait or an evaluation; returns what began or ended."""
-        of_games = not isinstance(seen, EvalResult)
-        update = not isinstance(seen, EvalResult) and seen["step"] > self._seen.step
-        self._seen.add(seen)
+        update = not isinstance(seen, EvalResult) and seen["step"] > self.seen.step
+        self.seen.add(seen)
         changed = list[Signal]()
         for name, (condition, threshold) in [*self._conditions.items()]:
             try:
                 with SIGNALS.trial(name):
-                    found = condition.check(self._seen, threshold)
+                    found = condition.check(self.seen, threshold)
             except ConfigError as error:
                 # Records go on; the condition would fail at each further line.
                 del self._conditions[name]
@@ -199,8 +194,9 @@ class Judge:
             at = next((at for at, one in enumerate(self.signals) if one.goes_on(name)), None)
             if found is not None:
                 self._quiet[name] = 0
-                self._shown[name] = of_games + (0 if at is None else self._shown[name])
-                step = self._seen.step if at is None else self.signals[at].step
+                before = 0 if at is None else self._shown[name]
+                self._shown[name] = before + (not isinstance(seen, EvalResult))
+                step = self.seen.step if at is None else self.signals[at].step
                 signal = Signal(
                     name=name,
                     step=step,
@@ -218,7 +214,7 @@ class Judge:
             elif at is not None and update:
                 self._quiet[name] += 1
                 if self._quiet[name] >= _QUIET:
-                    self.signals[at] = replace(self.signals[at], until=self._seen.step)
+                    self.signals[at] = replace(self.signals[at], until=self.seen.step)
                     changed.append(self.signals[at])
         return changed
 

@@ -213,7 +213,12 @@ class Tracker:
             "invalid_rate": result.invalid_rate,
             "games": result.games,
         }
-        self._files[self.paths.evals].append({**to_json(result), "time_s": self._elapsed()})
+        line = {**to_json(result), "time_s": self._elapsed()}
+        before = self._win_rates.get((result.env_id, result.opponent))
+        if before is not None and before.step == result.step:
+            # Made at the end, of a version that was evaluated before: a resumed run makes it again.
+            line["update"] = self._update
+        self._files[self.paths.evals].append(line)
         self._remember_eval(result)
         scalars |= self._recent_evals[result.env_id, result.opponent].means()
         # At the step of the version that played, which may be below the newest.
@@ -251,8 +256,8 @@ class Tracker:
         them gives one, there was a batch before.
         """
         games = self._ended() - self._ended_before
-        if self._judge is not None and games >= (self._waits + 1) * self._judge.batch_games:
-            self._waits = games // self._judge.batch_games
+        if self._judge is not None and games >= (self._waits + 1) * self._judge.seen.batch_games:
+            self._waits = games // self._judge.seen.batch_games
             self._judge_wait(figures)
 
     def _judge_wait(self, figures: Mapping[str, float]) -> None:
