@@ -283,7 +283,13 @@ def _stopped_in_order(sweep_dir: Path, root: type[PolicyConfig]) -> Iterator[Non
 
     _sweeping = os.getpid()
     try:
-        with signals.owned(), lossy("stdout", "stderr"), signals.heard(interrupted):
+        with (
+            signals.owned(),
+            lossy("stdout", "stderr"),
+            signals.heard(interrupted),
+            # A launcher's processes import and compose before they come to a job.
+            signals.kept_from_children(),
+        ):
             yield
     except BaseException as error:
         # After a signal it is a consequence of it.
@@ -325,15 +331,18 @@ def sweep_job(job: DictConfig) -> float:
     with signals.owned():
         sweep_dir = Path(HydraConfig.get().sweep.dir).absolute()
         try:
-            if (sweep_dir / STOPPED).exists():
-                raise KeyboardInterrupt
-            return _of_job(job)
-        except KeyboardInterrupt:
+            with signals.let_in():
+                if (sweep_dir / STOPPED).exists():
+                    raise KeyboardInterrupt
+                return _of_job(job)
+        except BaseException as error:
+            if not (isinstance(error, KeyboardInterrupt) or signals.dropped()):
+                raise
             (sweep_dir / STOPPED).touch()
             # Hydra would start the next job after a return; but a launcher that hears of an
             # exception kills the processes of other jobs, which may be saving.
             if _sweeping == os.getpid() or not elsewhere(sweep_dir):
-                raise
+                raise KeyboardInterrupt from None
     return float("-inf")
 
 
@@ -357,6 +366,7 @@ def _of_job(job: DictConfig) -> float:
         command = _command(root, result.overrides, Path(folder) if folder else None)
         outcome = _run(result.config, *_checked_here(result.config), run_dir, command)
     except RlforgeError as error:
+        signals.heed()
         # A job may fail before it has made its folder.
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / FAILED).write_text(f"{error}\n", encoding="utf-8")

@@ -156,6 +156,30 @@ def test_jobs_of_a_sweep_that_run_side_by_side_save_and_are_named(
     assert len(runs_here()) == 2
 
 
+@pytest.mark.release
+@pytest.mark.parametrize("late_s", [0.0, 0.5, 2.0, 5.0])
+def test_jobs_of_a_sweep_that_import_and_compose_end_without_a_word(
+    small_model: Path, late_s: float
+) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    side_by_side = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=0,1,2")
+    command = [*words("sweep", small_model, ())[:-1], *side_by_side]
+    process = start(*command, start_new_session=True)
+
+    def workers() -> list[psutil.Process]:
+        below = psutil.Process(process.pid).children()
+        return [each for each in below if any("popen_loky" in word for word in each.cmdline())]
+
+    wait_for(lambda: len(workers()) == 2, process)
+    time.sleep(late_s)
+    os.killpg(process.pid, SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130, said
+    lines = [line for line in said.splitlines() if not line.startswith("job ")]
+    assert lines == ["rlforge: interrupted before a job had started"]
+    assert not list(Path().glob("runs/*/*"))
+
+
 @pytest.mark.ray
 def test_ctrl_c_saves_and_ends_with_130_where_it_ends_the_reader_as_well(small_model: Path) -> None:
     """As in ``rlforge train … 2>&1 | tee log``, whose processes all get the signal."""

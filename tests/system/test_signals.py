@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import pytest
 
@@ -184,6 +185,40 @@ def test_other_threads_change_nothing():
         for _ in range(100):  # Python runs handlers between two steps of the main thread
             pass
     assert heard == [1]
+
+
+def test_processes_of_a_launcher_hold_signals_back_until_they_let_them_in():
+    """They import and compose first, where Ctrl-C would end them with a stack trace."""
+    code = """
+        import sys, time
+        print("begun", flush=True)
+        sys.stdin.readline()
+        from rlforge.system import signals
+        with signals.owned():
+            try:
+                with signals.let_in():
+                    time.sleep(60)
+            except KeyboardInterrupt:
+                print("heard")
+    """
+    heard = []
+    with signals.owned(), signals.heard(lambda: heard.append(True)), signals.kept_from_children():
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        deadline = time.monotonic() + 10
+        while not heard and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert heard == [True]
+    assert process.communicate("go on\n", timeout=60) == ("heard\n", "")
+    assert process.returncode == 0
 
 
 def test_a_forked_process_ends_by_signals_as_any_other():

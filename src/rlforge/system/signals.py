@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import importlib
 import os
 import signal
 import sys
@@ -137,6 +138,44 @@ def regained() -> Iterator[None]:
             # One that ``warned_by`` has given back stays where it is.
             if signal.getsignal(number) == _owner.on_signal:
                 signal.signal(number, _owner.on_signal)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+#: Processes that look after others: at their start they let signals into the thread again.
+_TRACKERS = ("multiprocessing.resource_tracker", "joblib.externals.loky.backend.resource_tracker")
+
+
+@contextlib.contextmanager
+def kept_from_children() -> Iterator[None]:
+    """In the block processes begin with signals held back, until they have a block ``let_in``.
+
+    Before that a signal to their whole group would end them with a stack trace.
+    """
+    if not _hears():
+        yield
+        return
+    for name in _TRACKERS:
+        # Those that are not imported yet may be when the block starts processes.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name).ensure_running()
+    over = threading.Event()
+    # The mask of this thread is inherited, and another thread takes signals for it meanwhile.
+    threading.Thread(target=over.wait, name="signals", daemon=True).start()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        over.set()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def let_in() -> Iterator[None]:
+    """In the block signals come that ``kept_from_children`` has held back."""
+    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+    try:
+        yield
+    finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
