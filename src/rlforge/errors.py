@@ -129,6 +129,16 @@ class RunError(RlforgeError):
     """
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and its noun, in the plural unless it is one.
+
+    Example:
+        >>> counted(1, "window"), counted(2, "update"), counted(0, "turn"), counted(12000, "game")
+        ('1 window', '2 updates', '0 turns', '12,000 games')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def raise_all(problems: Iterable[object]) -> None:
     """Raise one ConfigError for all problems, if there are any, a line each.
 

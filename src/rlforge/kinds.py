@@ -132,17 +132,17 @@ class RunKind(ABC, Generic[C]):
         raise ConfigError(f"--more: {self.root.about} cannot be made longer")
 
     def saved(self, run_dir: Path) -> str:
-        """The end of a message about a run that was interrupted at once."""
+        """The middle of a message about an interrupted run: what is kept, and the mend."""
         from rlforge.system.checkpoint import latest_checkpoint
 
         try:
             newest = latest_checkpoint(run_dir / "checkpoints", with_state=True)
         # An error on the way out would hide that the run was interrupted.
         except (OSError, RlforgeError) as error:
-            return f"at once ({error}); go on with"
+            return f"({error}); go on with"
         if newest is None:
-            return "at once, before a state was saved; start it again with"
-        return f"at once; {newest.name} is saved, later work is lost; go on with"
+            return "before a first state was saved; start it again with"
+        return f"with {newest.name} saved; later work is lost; go on with"
 
     def next_steps(self, config: C, run_dir: Path) -> list[str]:
         """Commands for the user of a finished run."""

@@ -22,10 +22,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlforge.config.compose import Composed, from_hydra, register_schemas, run_yaml
 from rlforge.config.keys import all_roots, conf_dir
-from rlforge.config.overrides import as_hydra_takes, in_grammar, parse_overrides, search_path
+from rlforge.config.overrides import (
+    as_hydra_takes,
+    assignment,
+    in_grammar,
+    parse_overrides,
+    search_path,
+)
 from rlforge.config.roots import compose_any, compose_run, read_run
 from rlforge.config.schema import PolicyConfig, RunConfig
-from rlforge.errors import ConfigError, RlforgeError, collected, command_line, raise_all
+from rlforge.errors import ConfigError, RlforgeError, collected, command_line, counted, raise_all
 from rlforge.games.originals import absent_noted
 from rlforge.kinds import kind_of
 from rlforge.models.load import check_source, local_copy
@@ -52,10 +58,12 @@ from rlforge.record.status import check_unused
 from rlforge.record.sweeps import (
     FAILED,
     STOPPED,
+    SWEEP_FILE,
     elsewhere,
     job_of,
     members,
     to_resume,
+    waiting,
     write_sweep,
 )
 from rlforge.rollout.lineup import other_models
@@ -80,6 +88,9 @@ SWEEP = (
 
 TELL_EVERY_S = 0.5
 """Seconds between looks for jobs of a sweep that a signal is to reach."""
+
+NAMED_JOBS = 8
+"""Most jobs that have not begun whose commands a stopped sweep prints."""
 
 #: The process that runs a sweep; jobs in it may end it by an exception.
 _sweeping = 0
@@ -312,6 +323,13 @@ def _how_to_go_on(sweep_dir: Path, root: type[PolicyConfig]) -> str:
         _remove(sweep_dir)
         return "before a job had started"
     commands = [command_line(root.command, "--resume", run) for run in to_resume(sweep_dir)]
+    folder = os.environ["RLFORGE_CONFIG_DIR"]
+    unbegun = waiting(sweep_dir)
+    for job, overrides in list(unbegun.items())[:NAMED_JOBS]:
+        words = (*overrides, assignment("run_dir", job))
+        commands.append(command_line(*_command(root, words, Path(folder) if folder else None)))
+    if (more := len(unbegun) - NAMED_JOBS) > 0:
+        commands.append(f"and {counted(more, 'further job')} of {sweep_dir / SWEEP_FILE} alike")
     again = f"; go on with: {'; '.join(commands)}" if commands else ""
     return f"in {sweep_dir}; no further job starts{again}"
 

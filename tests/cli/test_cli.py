@@ -389,7 +389,7 @@ def test_resume_checks_the_state_before_it_starts(rlforge, run_dir):
     answer = rlforge("train", "--resume", run_dir)
     assert answer.code == 1
     assert "state/run.json was altered" in answer.err
-    assert f"delete {version} and resume again" in answer.err
+    assert f"move {version} out of its folder and resume again: the run goes on" in answer.err
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,22 @@ def test_a_terminal_without_utf8_gets_question_marks(run_dir):
     assert "30%?95%" in done.stdout.decode("latin-1")
 
 
+def test_a_working_directory_that_is_gone_is_one_message(tmp_path):
+    for words in (["doctor"], ["list"], ["train", "kuhn_grpo"], ["runs"]):
+        folder = tmp_path / "gone"
+        folder.mkdir()
+        done = subprocess.run(
+            ["sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(folder), *RLFORGE, *words],
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == (
+            f"rlforge: the working directory {folder} is gone: it was deleted or replaced; "
+            "cd to one that exists\n"
+        )
+
+
 def test_a_full_disk_is_one_message():
     command = [*RLFORGE, "config", "+experiment=simpletak_mirror"]
     with open("/dev/full", "w") as full:

@@ -58,6 +58,13 @@ def test_monitor_shows_the_jobs_of_a_sweep(rlforge):
     assert "runs/demo/sweep_1  4 jobs: 4 done" in rlforge("monitor", "runs", "--once")[1]
 
 
+def test_a_run_that_is_named_is_listed_alone(rlforge):
+    code, out, _ = rlforge("runs", f"{SWEEP}/1", "--json", "one.json")
+    assert (code, "no runs yet" in out) == (0, False)
+    (run,) = json.loads(Path("one.json").read_text())
+    assert Path(run["path"]).name == "1"
+
+
 def test_runs_of_a_sweep_are_listed_together(rlforge):
     code, out, _ = rlforge("runs", "--json", "runs.json")
     assert code == 0

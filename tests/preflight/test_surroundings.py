@@ -94,8 +94,16 @@ def test_a_home_that_takes_no_token_and_a_bad_tmpdir_are_notes(monkeypatch):
     monkeypatch.setenv("TMPDIR", "/proc")
     notes = dict(note.split(": ", 1) for note in require(kuhn()))
     assert notes["home"].startswith("/proc/.ray for Ray's token: cannot be written")
-    assert notes["temporary folder"] == "TMPDIR=/proc cannot be written: /tmp is taken"
+    assert notes["temporary folder"] == "TMPDIR=/proc cannot be written; /tmp is used instead"
     assert "Ray's files go to /tmp/rlforge-" in notes["Ray's folder"]
+
+
+def test_a_tmpdir_that_does_not_exist_is_passed_over_by_all(monkeypatch, tmp_path):
+    absent = tmp_path / "absent"
+    monkeypatch.setenv("TMPDIR", str(absent))
+    one = found("temporary folder")
+    assert one.detail == f"TMPDIR={absent} does not exist; /tmp is used instead"
+    assert found("Ray's folder").detail.startswith("/tmp/ray: can be written")
 
 
 @pytest.mark.parametrize(

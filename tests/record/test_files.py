@@ -56,7 +56,7 @@ def test_create_run_makes_the_folders_of_the_contract_and_keeps_what_is_there(tm
         ),
         ("runs/tictactoe/monday", "zzzz", "the newest runs are runs/tictactoe/monday"),
         (None, "nothing", r"^no run directory nothing$"),
-        ("exp/one", "exp", r"holds 1 runs but is not one; the newest is .*one"),
+        ("exp/one", "exp", r"holds 1 run but is not one; the newest is .*one"),
         ("empty/folder/run", "empty/folder/run/games", "is not a run directory: it has no config"),
         ("exp/one", "exp/one/config.yaml", "is a file"),
     ],

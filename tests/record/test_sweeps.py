@@ -11,6 +11,7 @@ from rlforge.record.sweeps import (
     job_of,
     members,
     under_way,
+    waiting,
     write_sweep,
 )
 from rlforge.system.locks import RunLock
@@ -47,6 +48,13 @@ def test_jobs_stand_in_the_order_of_their_numbers(tmp_path):
     (tmp_path / "11").mkdir()
     (tmp_path / "11" / FAILED).write_text("no such model\n")
     assert [path.name for path in members(tmp_path)] == ["0", "9", "10", "11"]
+
+
+def test_the_overrides_of_jobs_that_have_not_begun_are_known(tmp_path):
+    sweep = write_jobs(tmp_path / "sweep", (0, 2))
+    (sweep / "1").mkdir()
+    (sweep / "1" / FAILED).touch()
+    assert waiting(sweep) == {sweep / "3": GRID[3]}
 
 
 def test_jobs_that_have_not_started_are_known_and_a_sweep_goes_on_between_two(tmp_path):

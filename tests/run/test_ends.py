@@ -150,6 +150,8 @@ def test_jobs_of_a_sweep_that_run_side_by_side_save_and_are_named(
     last = said.splitlines()[-1]
     assert last.startswith("rlforge: interrupted in runs/")
     assert last.count("rlforge train --resume") == 2
+    assert "; rlforge train +experiment=" in last
+    assert f"run_dir={jobs()[0].parent / '2'}" in last
     for job in jobs():
         assert read_summary(RunPaths(root=job))["status"] == "interrupted"
         assert latest_checkpoint(job / "checkpoints", with_state=True) is not None

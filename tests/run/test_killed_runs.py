@@ -120,7 +120,7 @@ def test_sigterm_while_the_actors_start_ends_all_processes(small_model: Path) ->
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     assert stderr.splitlines()[-1] == (
-        "rlforge: interrupted at once, before a state was saved; start it again with: "
+        "rlforge: interrupted before a first state was saved; start it again with: "
         f"rlforge train --resume {Path('run').absolute()}"
     )
     assert json.loads(Path("run/summary.json").read_text())["status"] == "interrupted"

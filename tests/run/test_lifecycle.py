@@ -91,7 +91,7 @@ def test_an_end_that_the_tracker_has_written_stays(small_model: Path) -> None:
 def test_the_second_ctrl_c_says_what_is_saved_and_how_to_go_on(small_model: Path) -> None:
     again = f"rlforge train --resume {RUN.absolute()}"
     assert str(stopped(small_model, KeyboardInterrupt(), tracked)) == (
-        f"at once, before a state was saved; start it again with: {again}"
+        f"before a first state was saved; start it again with: {again}"
     )
     assert ended() == ("interrupted", None)
     assert read_summary(open_run(RUN))["updates"] == 2
@@ -103,7 +103,7 @@ def test_the_second_ctrl_c_says_what_is_saved_and_how_to_go_on(small_model: Path
     write_checkpoint(RUN / "checkpoints", "step-2", state, {"version": 2})
     write_checkpoint(RUN / "checkpoints", "step-3", lambda folder: None, {"version": 3})
     assert str(stopped(small_model, KeyboardInterrupt(), resume=True)) == (
-        f"at once; step-2 is saved, later work is lost; go on with: {again}"
+        f"with step-2 saved; later work is lost; go on with: {again}"
     )
 
 

@@ -15,7 +15,12 @@ from safetensors import SafetensorError
 
 from rlforge.errors import CheckpointError
 from rlforge.system import checkpoint
-from rlforge.system.checkpoint import extend_checkpoint, read_manifest, write_checkpoint
+from rlforge.system.checkpoint import (
+    extend_checkpoint,
+    latest_checkpoint,
+    read_manifest,
+    write_checkpoint,
+)
 
 
 def fill(**contents: bytes):
@@ -53,6 +58,23 @@ def test_a_checkpoint_holds_its_files_and_lists_them(tmp_path):
     assert manifest.rlforge_version == "0.1.0"
     assert (manifest.has_state, manifest.total_size) == (False, 3)
     assert [entry.name for entry in path.parent.iterdir()] == ["step-3"]
+
+
+def test_a_damaged_state_says_from_where_the_run_goes_on_without_it(tmp_path):
+    for number in (1, 2, 3, 4):
+        write_checkpoint(tmp_path, f"step-{number}", fill(state__run=b"{}"), {"version": number})
+    (tmp_path / "step-3" / "state" / "run").write_bytes(b"")
+    for number, left in ((4, "step-2"), (2, "step-1"), (1, "its start")):
+        damaged = tmp_path / f"step-{number}"
+        (damaged / "manifest.json").write_bytes(b"")
+        with pytest.raises(CheckpointError) as caught:
+            latest_checkpoint(tmp_path, with_state=True)
+        assert str(caught.value).endswith(
+            f"; move {damaged} out of its folder and resume again: the run goes on from {left}"
+        )
+        assert "older checkpoint" not in str(caught.value)
+        for name in (damaged, tmp_path / "step-3"):
+            shutil.rmtree(name, ignore_errors=True)
 
 
 def test_a_failing_fill_leaves_nothing_and_passes_its_error_on(tmp_path):

@@ -18,7 +18,7 @@ from rlforge.config.plugins import COMMANDS
 from rlforge.errors import ConfigError, RlforgeError
 from rlforge.system import signals
 from rlforge.system.files import says_full_disk
-from rlforge.system.folders import ensure_home
+from rlforge.system.folders import check_working_directory, ensure_home
 from rlforge.system.output import lossy
 from rlforge.system.packages import extra_of
 
@@ -130,6 +130,7 @@ def main() -> NoReturn:
 def _of_command() -> int:
     """Run the command, and tell of what ended it; returns its exit code."""
     try:
+        check_working_directory()
         # Else Typer would print errors in its own way and exit by its own codes.
         code = app(prog_name="rlforge", standalone_mode=False)
         if sys.stdout is not None:

@@ -27,7 +27,7 @@ from rlforge.cli.arguments import (
     say,
     write_result,
 )
-from rlforge.errors import ConfigError, RunError, command_line
+from rlforge.errors import ConfigError, RunError, command_line, counted
 from rlforge.system.output import lossy
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def start(
     interrupted = run.summary["status"] == "interrupted"
     if interrupted:
         done = run.summary.get("windows")
-        windows = "" if done is None else f" after {done} windows"
+        windows = "" if done is None else f" after {counted(done, 'window')}"
         again = command_line(root.command, "--resume", run.path)
         typer.echo(f"interrupted{windows}; go on with: {again}", err=True)
     elif signals.came():
@@ -154,7 +154,7 @@ def _end_of_sweep(folder: Path) -> None:
     failed = [job.name for job in jobs if (job / FAILED).is_file()]
     show(compare(jobs), Console(stderr=True))  # the folder is the output
     typer.echo(f"next: {command_line('report', folder)}", err=True)
-    typer.echo(f"sweep: {len(jobs)} jobs, failed: {', '.join(failed) or 'none'}")
+    typer.echo(f"sweep: {counted(len(jobs), 'job')}, failed: {', '.join(failed) or 'none'}")
     typer.echo(str(folder))
     if failed:
         raise typer.Exit(1)

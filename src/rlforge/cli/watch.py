@@ -67,7 +67,7 @@ def runs(
     rlforge monitor latest
     ```
     """
-    from rlforge.record.files import runs_below
+    from rlforge.record.files import RunPaths, runs_below
     from rlforge.record.sweeps import all_jobs, is_sweep
     from rlforge.show.compare import compare as compared
     from rlforge.show.compare_view import headline
@@ -76,11 +76,13 @@ def runs(
     # Before the first run the usual folder is not there, which is no mistake.
     if not folder.is_dir() and folder != RUNS:
         raise ConfigError(f"there is no folder {folder}; runs are below {RUNS}/, or name theirs")
-    found, listed, console = runs_below(folder), [], Console()
+    # A run that is named is listed alone, and not with the other jobs of its sweep.
+    single = RunPaths(root=folder).is_run()
+    found, listed, console = [folder] if single else runs_below(folder), [], Console()
     for parent in dict.fromkeys(path.parent for path in found):
         inside = [path for path in found if path.parent == parent]
         # Jobs that wait, or failed before they were runs, belong to the sweep's table.
-        listed.append(compared(all_jobs(parent) if is_sweep(parent) else inside))
+        listed.append(compared(all_jobs(parent) if is_sweep(parent) and not single else inside))
     rows = [run for comparison in listed for run in comparison.runs]
     write_result(json_file, rows)
     if not found:

@@ -203,10 +203,12 @@ def _package(point: EntryPoint) -> str:
 def _import(target: str) -> Any:
     """The object at ``package.module:Thing``, or the module where there is no Thing."""
     module_name, colon, attribute = target.partition(":")
-    name, here = module_name.strip(), os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # behind the environment: a file here hides no installed package
-        importlib.invalidate_caches()
+    name, here = module_name.strip(), "the working directory, which is gone"
+    with contextlib.suppress(FileNotFoundError):
+        here = os.getcwd()
+        if here not in sys.path and "" not in sys.path:
+            sys.path.append(here)  # behind the environment: a file here hides no installed package
+            importlib.invalidate_caches()
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:

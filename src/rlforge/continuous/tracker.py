@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.continuous.config.continuous import ContinuousConfig
+from rlforge.errors import counted
 from rlforge.record.files import JsonlFile, read_json, read_jsonl, write_jsonl
 from rlforge.record.progress import HISTORY, Progress, TraderRow, WindowRow
 from rlforge.record.tracker import Tracker
@@ -77,7 +78,8 @@ class WindowTracker(Tracker):
     def progress(self) -> Progress:
         """Everything the display shows; ``window``: the one that was finished last."""
         known = super().progress()
-        counted = f", {self._decisions[self._active]:,} decisions" if self._active else ""
+        made = counted(self._decisions[self._active], "decision")
+        doing = known.activity and known.activity + (f", {made}" if self._active else "")
         players = self._windows[-1]["players"] if self._windows else {}
         return dataclasses.replace(
             known,
@@ -85,7 +87,7 @@ class WindowTracker(Tracker):
             window=self._window,
             windows=tuple(WindowRow.of(row) for row in self._windows),
             traders=tuple(_trader(name, figures) for name, figures in players.items()),
-            activity=known.activity and known.activity + counted,
+            activity=doing,
         )
 
     def tick(self) -> None:

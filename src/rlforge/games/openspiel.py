@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pyspiel
 
-from rlforge.errors import ConfigError, GameError, nearest
+from rlforge.errors import ConfigError, GameError, counted, nearest
 from rlforge.games.base import TurnGame, View
 from rlforge.games.board import Hand, grid_board, hand_board, state_board
 from rlforge.games.grids import LINE_LENGTHS, Grid, grid_of
@@ -136,7 +136,7 @@ def check(env: EnvSpec) -> None:
     players = load_game(env.id).num_players()
     if players != env.num_players:
         raise ConfigError(
-            f"env {env.id!r} is for {players} player{'s' if players > 1 else ''}, "
+            f"env {env.id!r} is for {counted(players, 'player')}, "
             f"not {env.num_players}; set num_players"
         )
     try:

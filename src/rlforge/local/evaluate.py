@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rlforge.config.roots import read_run
 from rlforge.config.schema import GamesConfig
-from rlforge.errors import ConfigError
+from rlforge.errors import ConfigError, counted
 from rlforge.local.policies import find_opponent, find_policy, seat_policies, seated_with
 from rlforge.rollout.collector import Collector
 from rlforge.rollout.evaluation import Pairing, opponent_of, plan_evaluation, summarise
@@ -76,7 +76,7 @@ async def evaluate_run(
     specs = list(planned)
     met = list(dict.fromkeys([*seats, *against]))
     async with seat_policies(config, met, say) as answers:
-        say(f"{policy.uid} plays {len(specs)} games")
+        say(f"{policy.uid} plays {counted(len(specs), 'game')}")
         collector = Collector(config.collector, None, answers.for_game)
         progress = _Progress(policy, len(specs), say, keep)
         try:

@@ -11,7 +11,7 @@ from textwrap import shorten
 from typing import Any
 
 from rlforge.config.unstable_names import ARGUMENTS, COMPONENTS, PARAMETERS, spelled_here
-from rlforge.errors import ConfigError
+from rlforge.errors import ConfigError, counted
 from rlforge.port.experiment_yaml import experiment_yaml, refused
 from rlforge.port.launch_script import calls_of
 from rlforge.port.script_values import Call, unread
@@ -435,7 +435,7 @@ class _Experiment:
             # Version 0.2 counts updates from 1, and those of A2C twice.
             a2c = values["algorithm.name"] == "a2c"
             done = values["learner.total_updates"] = max(1, number // 2 if a2c else number - 1)
-            self._remark(f"train({number}) ends after {done} updates there")
+            self._remark(f"train({number}) ends after {counted(done, 'update')} there")
         if values.get("buffer.kind") == "episode":
             for key in ("learner.batch_size", "buffer.max_size"):
                 if isinstance(values.get(key), int):

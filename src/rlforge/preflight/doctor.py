@@ -11,7 +11,7 @@ from typing import Any
 from rlforge.config.compose import Composed
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.engines.vllm_settings import VLLM_VERSION, lacking
-from rlforge.errors import ConfigError
+from rlforge.errors import ConfigError, counted
 from rlforge.games.originals import absent_noted
 from rlforge.kinds import kind_of
 from rlforge.models.catalog import locate
@@ -179,7 +179,7 @@ def _configuration(
 
 
 def _machine(hardware: HardwareConfig, machine: Machine) -> list[Finding]:
-    cores = f"{machine.cpus} core{'s' if machine.cpus > 1 else ''}, {in_gib(ram())} of RAM"
+    cores = f"{counted(machine.cpus, 'core')}, {in_gib(ram())} of RAM"
     cards = ", ".join(f"{gpu.name} ({in_gib(gpu.memory)})" for gpu in machine.cards)
     unread = f"{machine.gpus} of unknown memory, which nvidia-ml-py reads (extra: gpu)"
     cards = cards or (unread if machine.gpus else "none that the driver shows")
@@ -212,7 +212,7 @@ def _hardware(config: PolicyConfig, machine: Machine) -> tuple[HardwareConfig | 
 
 
 def _gpus_of(number: int, name: str, each: float) -> str:
-    return f"{number} {name}{'s' if number > 1 else ''} × {each:.3g} GPU"
+    return f"{counted(number, name)} × {each:.3g} GPU"
 
 
 def _packages(

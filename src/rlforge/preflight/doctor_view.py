@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from rlforge.errors import counted
 from rlforge.preflight.doctor import Report
 from rlforge.preflight.fit import Memory
 from rlforge.preflight.memory.needs import GIB, Need
@@ -168,7 +169,7 @@ def _holds(card: Card) -> str:
 
 
 def _several(number: int, name: str) -> str:
-    return f"{number} {name}{'s' if number > 1 else ''}"
+    return counted(number, name)
 
 
 def _options(memory: Memory) -> list[Text]:

@@ -6,7 +6,7 @@ import dataclasses
 
 from rlforge.config.model import ModelConfig
 from rlforge.config.schema import HardwareConfig, PolicyConfig
-from rlforge.errors import ConfigError
+from rlforge.errors import ConfigError, counted
 from rlforge.kinds import kind_of
 from rlforge.models.catalog import Located, locate
 from rlforge.preflight.memory.needs import GIB
@@ -39,7 +39,7 @@ def check_fit(config: PolicyConfig, hardware: HardwareConfig, found: tuple[Gpu, 
     saving = ", ".join(f"{option.key} ({in_gib(option.saves)})" for option in memory.options[:4])
     change = f"these fit: {' '.join(memory.mend)}" if memory.mend else f"largest savings: {saving}"
     ranks = "the learner" if card.learners == 1 else f"{card.learners} learner ranks"
-    engines = f"{card.engines} engine{'s' if card.engines > 1 else ''}"
+    engines = counted(card.engines, "engine")
     parts = ((card.learners, ranks), (card.engines, engines))
     who = " and ".join(text for number, text in parts if number)
     turns = " in turns" if plan.alternate else ""

@@ -13,7 +13,7 @@ from rlforge.config.per_policy import of_policy, own_keys, policy_names, trained
 from rlforge.config.plugins import EXTRACTIONS, MEASURES, MODES, OBSERVERS, SOURCES
 from rlforge.config.schema import GamesConfig, PolicyConfig, RunConfig
 from rlforge.engines.openai import check_api
-from rlforge.errors import ConfigError, RunError, collected, raise_all, refusals
+from rlforge.errors import ConfigError, RunError, collected, counted, raise_all, refusals
 from rlforge.games.actions import extract
 from rlforge.games.base import View
 from rlforge.games.originals import OneTurn
@@ -426,7 +426,7 @@ def _evaluation_problems(composed: Composed[GamesConfig]) -> Problems:
             yield composed.error(
                 "eval.max_games_per_checkpoint",
                 f"{pairing.env.id} needs at least {pairing.fewest_games}, one game per seat "
-                f"against each of {len(pairing.rivals)} opponents",
+                f"against each of {counted(len(pairing.rivals), 'opponent')}",
             )
     for key in ("games", "final_games"):
         odd = (getattr(config.eval, key) or 0) % 2 == 1

@@ -161,7 +161,8 @@ def _temporary() -> Finding:
         detail = f"neither TMPDIR={asked or ''} nor /tmp can be written; set TMPDIR"
         return Finding(what=what, state="problem", detail=detail)
     if asked and os.path.abspath(asked) != used:
-        detail = f"TMPDIR={asked} cannot be written: {used} is taken"
+        why = "cannot be written" if os.path.isdir(asked) else "does not exist"
+        detail = f"TMPDIR={asked} {why}; {used} is used instead"
         return Finding(what=what, state="note", detail=detail)
     detail = f"{used}: can be written, {readable_size(_free(Path(used)))} free (TMPDIR moves it)"
     return Finding(what=what, state="ok", detail=detail)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from rlforge.errors import RlforgeError, check_type, first_line, nearest
+from rlforge.errors import RlforgeError, check_type, counted, first_line, nearest
 from rlforge.system.files import atomic_write, reading
 from rlforge.system.output import crashes_to_stderr
 from rlforge.system.values import from_json, json_ready
@@ -158,7 +158,8 @@ def open_run(run_dir: Path | str) -> RunPaths:
     inside = runs_below(paths.root)
     if inside:
         raise RlforgeError(
-            f"{run_dir} holds {len(inside)} runs but is not one; the newest is {inside[0]}"
+            f"{run_dir} holds {counted(len(inside), 'run')} but is not one; "
+            f"the newest is {inside[0]}"
         )
     raise RlforgeError(
         f"{run_dir} is not a run directory: it has no config.yaml, progress.json, summary.json "
@@ -336,7 +337,7 @@ def read_intact(path: Path) -> tuple[list[dict[str, Any]], str | None]:
         return rows, None
     number, why = damaged[0]
     more = len(damaged) - 1
-    others = f", as {more} further line{'s' if more > 1 else ''}" if more else ""
+    others = f", as {counted(more, 'further line')}" if more else ""
     return rows, f"{path}:{number} is damaged ({why}) and left out{others}"
 
 

@@ -117,6 +117,13 @@ def to_resume(folder: Path) -> list[Path]:
     return [run for run, status in ends.items() if status in ("running", "interrupted", "killed")]
 
 
+def waiting(folder: Path) -> dict[Path, list[str]]:
+    """All overrides of each job of a sweep that has not begun; empty where its sweeper chooses."""
+    sweep, begun = read_sweep(folder), set(members(folder))
+    jobs = {folder / str(number): own for number, own in enumerate(sweep.get("jobs") or ())}
+    return {job: [*sweep["shared"], *own] for job, own in jobs.items() if job not in begun}
+
+
 def job_of(run_dir: Path, overrides: Sequence[str] = ()) -> Job | None:
     """The job of a run directory, or None. overrides: all of it, before command.txt has them."""
     sweep = read_sweep(run_dir.absolute().parent)
@@ -149,9 +156,7 @@ def members(folder: Path) -> list[Path]:
 
 def all_jobs(folder: Path) -> list[Path]:
     """The ``members`` of a sweep, and its jobs that have not started."""
-    jobs = read_sweep(folder).get("jobs") or ()
-    waiting = [folder / str(number) for number in range(len(jobs))]
-    return sorted({*members(folder), *waiting}, key=_by_name)
+    return sorted({*members(folder), *waiting(folder)}, key=_by_name)
 
 
 def _by_name(path: Path) -> list[tuple[bool, int, str]]:

@@ -19,7 +19,7 @@ import numpy as np
 from rlforge.buffer.batches import read_batch, write_batch
 from rlforge.config.sft import ACTION, DataConfig, SftConfig
 from rlforge.engines.registry import make_engine
-from rlforge.errors import RunError
+from rlforge.errors import RunError, counted
 from rlforge.games.actions import extract
 from rlforge.games.base import View
 from rlforge.games.prompts import Prompter
@@ -185,7 +185,7 @@ async def _played(
 ) -> tuple[list[GameRecord], Mapping[str, Sequence[View]]]:
     """The games, and what their players saw, by game."""
     specs = demonstration_games(config)
-    say(f"{', '.join(config.data.players)} play {len(specs):,} games")
+    say(f"{', '.join(config.data.players)} play {counted(len(specs), 'game')}")
     async with _players(config) as policies:
         table = _Table(policies)
         collector = Collector(config.collector, None, table.answers)
@@ -236,7 +236,7 @@ async def _reported(table: _Table, say: Say) -> AsyncIterator[None]:
     async def report() -> None:
         while True:
             await asyncio.sleep(SAY_EVERY_S)
-            say(f"{table.turns:,} turns played")
+            say(f"{counted(table.turns, 'turn')} played")
 
     reporting = asyncio.create_task(report())
     try:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.config.schema import RunConfig
+from rlforge.errors import counted
 from rlforge.record.files import RunPaths
 from rlforge.record.results import read_evals
 from rlforge.rollout.evaluation import OpenEvaluation, plan_evaluation, summarise
@@ -232,7 +233,7 @@ class Evaluations:
         self._owed.pop(uid, None)
         for result in results:
             self._results[result.env_id, result.opponent] = result
-            won = f"{100 * result.win_rate:.1f} % won of {result.games} games"
+            won = f"{100 * result.win_rate:.1f} % won of {counted(result.games, 'game')}"
             log.info("%s against %s in %s: %s", uid, result.opponent, result.env_id, won)
             self._observers.evaluated(result)
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from rlforge.config.per_policy import of_policy, policy_names
 from rlforge.config.schema import PolicyConfig
-from rlforge.errors import CheckpointError, RunError
+from rlforge.errors import RunError, counted
 from rlforge.kinds import kind_of
 from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, VALUE_HEAD
 from rlforge.record.files import RunPaths, read_json
@@ -20,6 +20,7 @@ from rlforge.system.checkpoint import (
     checkpoint_version,
     latest_checkpoint,
     list_checkpoints,
+    needed_to_resume,
     prune,
     read_manifest,
     step_name,
@@ -82,13 +83,11 @@ def check_resumable(run_dir: Path, total_updates: int) -> None:
     ended = is_done(RunPaths(root=run_dir))
     if ended and checkpoint_version(newest) >= total_updates:
         raise RunError(
-            f"{run_dir}: already finished its {total_updates} updates; "
+            f"{run_dir}: already finished its {counted(total_updates, 'update')}; "
             "go on with --more N, or in a new run with learner.initial_adapter"
         )
-    try:
+    with needed_to_resume(newest):
         read_manifest(newest)
-    except CheckpointError as error:
-        raise CheckpointError(f"{error}: delete {newest} and resume again") from None
 
 
 def rewind(run_dir: Path, version: int) -> None:

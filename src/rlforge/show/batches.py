@@ -13,7 +13,7 @@ from rich.text import Text
 
 from rlforge.buffer.batches import READABLE, ShownSample
 from rlforge.config.roots import read_any
-from rlforge.errors import ConfigError
+from rlforge.errors import ConfigError, counted
 from rlforge.kinds import kind_of
 from rlforge.show.formatting import number as digits
 from rlforge.show.panels import Listing, facts
@@ -156,7 +156,7 @@ def _heading(batch: ShownBatch, *, wide: bool) -> list[str]:
     versions = sorted({sample.policy_version for sample in samples})
     games = len({sample.origin for sample in samples})
     envs = sorted({sample.env_id for sample in samples})
-    head = f"batch {batch.number}: {len(samples):,} samples of {games:,} games"
+    head = f"batch {batch.number}: {counted(len(samples), 'sample')} of {counted(games, 'game')}"
     head += f" of {envs[0]}" if len(envs) == 1 else f" of {len(envs)} environments"
     advantages = [one.advantage for one in batch.samples if one.advantage is not None]
     if not advantages:

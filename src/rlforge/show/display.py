@@ -17,6 +17,7 @@ from typing import Any, Literal, Self
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from rlforge.errors import counted
 from rlforge.record.files import open_run, value_in
 from rlforge.record.progress import ExactRow, Progress, WinRateRow
 from rlforge.record.status import read_progress, read_summary, why_it_ended
@@ -177,7 +178,7 @@ class Display:
         lines += self._signal_lines(p)
         if ended and not self._ended:
             self._ended = True
-            games = f", {p.games} games" if p.unit == "update" and _plays(p) else ""
+            games = f", {counted(p.games, 'game')}" if p.unit == "update" and _plays(p) else ""
             at = f" at {p.unit} {p.update}/{p.total_updates}{games}"
             lines.append(f"{p.status}{at if p.total_updates or p.update else ''}")
         return [f"[{duration(p.elapsed_s)}] {line}" for line in lines]
@@ -294,7 +295,8 @@ def eval_line(row: WinRateRow) -> str:
     return (
         f"eval at {row.step}: {row.env_id} vs {row.opponent}: "
         f"win {percent(row.win_rate, 1)} [{percent(low, 1)}, {percent(high, 1)}]{start}, "
-        f"draw {percent(row.draw_rate, 1)}, loss {percent(row.loss_rate, 1)} ({row.games} games)"
+        f"draw {percent(row.draw_rate, 1)}, loss {percent(row.loss_rate, 1)} "
+        f"({counted(row.games, 'game')})"
     )
 
 

@@ -42,6 +42,9 @@ STATE = "state"
 #: Names the newest checkpoint of a root where a name is asked for.
 LATEST = "latest"
 
+#: What a user who names a checkpoint can do about a damaged one.
+_OLDER = "; use an older checkpoint"
+
 _STEP_NAME = re.compile(r"(?!deploy-)[a-z][a-z0-9_]*-\d+")
 _TEMPORARY = re.compile(r"\.tmp\.(?P<host>.+)\.(?P<pid>\d+)\.[^.]+")
 #: Age after which a temporary directory of another machine counts as abandoned.
@@ -208,7 +211,7 @@ def read_manifest(path: Path, *, verify: bool = True) -> Manifest:
         reason = "it has no manifest" if path.is_dir() else "there is no such directory"
         raise CheckpointError(f"{path} is not a checkpoint: {reason}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{file} is damaged: {error}; use an older checkpoint") from error
+        raise CheckpointError(f"{file} is damaged: {error}{_OLDER}") from error
     if verify:
         for name, entry in manifest.files.items():
             _verify(path, name, entry)
@@ -231,9 +234,33 @@ def list_checkpoints(root: Path) -> list[Path]:
 def latest_checkpoint(root: Path, *, with_state: bool = False) -> Path | None:
     """The newest checkpoint in ``root``, if any; with_state: that a run can be resumed from."""
     for path in reversed(list_checkpoints(root)):
-        if not with_state or read_manifest(path, verify=False).has_state:
+        if not with_state:
             return path
+        with needed_to_resume(path):
+            if read_manifest(path, verify=False).has_state:
+                return path
     return None
+
+
+@contextlib.contextmanager
+def needed_to_resume(path: Path) -> Iterator[None]:
+    """Say of damage to the checkpoint ``path`` in the block where a run goes on without it."""
+    try:
+        yield
+    except CheckpointError as error:
+        before = [each for each in list_checkpoints(path.parent) if _order(each) < _order(path)]
+        sound = (each.name for each in reversed(before) if _can_be_resumed(each))
+        raise CheckpointError(
+            f"{str(error).removesuffix(_OLDER)}; move {path} out of its folder and resume again: "
+            f"the run goes on from {next(sound, 'its start')}"
+        ) from error
+
+
+def _can_be_resumed(path: Path) -> bool:
+    try:
+        return read_manifest(path).has_state
+    except CheckpointError:
+        return False
 
 
 def find_checkpoint(root: Path, name: str = LATEST) -> Path:
@@ -334,18 +361,15 @@ def _describe(directory: Path) -> dict[str, FileEntry]:
 def _verify(path: Path, name: str, expected: FileEntry) -> None:
     file = path / name
     if not file.is_file():
-        raise CheckpointError(f"checkpoint {path} lacks {name}; use an older checkpoint")
+        raise CheckpointError(f"checkpoint {path} lacks {name}{_OLDER}")
     size = file.stat().st_size
     if size != expected.size:
         what = "truncated" if size < expected.size else "longer than written"
         raise CheckpointError(
-            f"checkpoint {path}: {name} is {what}, {size:,} of {expected.size:,} bytes; "
-            "use an older checkpoint"
+            f"checkpoint {path}: {name} is {what}, {size:,} of {expected.size:,} bytes{_OLDER}"
         )
     if sha256_of(file) != expected.sha256:
-        raise CheckpointError(
-            f"checkpoint {path}: {name} was altered, its digest differs; use an older checkpoint"
-        )
+        raise CheckpointError(f"checkpoint {path}: {name} was altered, its digest differs{_OLDER}")
 
 
 def _write_manifest(

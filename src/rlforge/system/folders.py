@@ -40,6 +40,19 @@ def ensure_home() -> None:
     os.environ.setdefault("HOME", home)
 
 
+def check_working_directory() -> None:
+    """Raise ConfigError where the working directory has been deleted."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        # Shells keep the name.
+        name = os.environ.get("PWD", "")
+        raise ConfigError(
+            f"the working directory {name} is gone: it was deleted or replaced; cd to one that "
+            "exists"
+        ) from None
+
+
 def nearest(path: Path) -> Path:
     """``path``, or the first folder above it that is there."""
     whole = Path(os.path.abspath(path))
@@ -102,11 +115,13 @@ def ray_base() -> tuple[Path, str]:
             )
         return Path(os.path.abspath(chosen)), ""
     usual = os.environ.get("TMPDIR") or "/tmp"
+    if not os.path.isdir(usual):
+        usual = "/tmp"  # which Python takes for other temporary files, too
     if (problem := _not_for_ray(Path(usual))) is None:
         return Path(os.path.abspath(usual)), ""
     for other in _other_bases():
         if _not_for_ray(other) is None:
-            said = f"TMPDIR={usual}" if os.environ.get("TMPDIR") else usual
+            said = f"TMPDIR={usual}" if usual == os.environ.get("TMPDIR") else usual
             return other, f"{said}: {problem}; Ray's files go to {other} (RAY_TMPDIR moves them)"
     raise ConfigError(
         f"Ray has no folder for its files: {usual}: {problem}; set RAY_TMPDIR to a folder of yours "

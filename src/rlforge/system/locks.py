@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rlforge.config.schema import HardwareConfig
-from rlforge.errors import RunError
+from rlforge.errors import RunError, counted
 from rlforge.system.folders import private_folder
 from rlforge.system.hardware import visible_gpus
 
@@ -160,7 +160,7 @@ def claim_gpus(hardware: HardwareConfig, count: int) -> Iterator[HardwareConfig]
             claimed.append(entry)
         if len(claimed) < count:
             raise RunError(
-                f"hardware={hardware.name} wants {count} GPU{'s' if count > 1 else ''} and "
+                f"hardware={hardware.name} wants {counted(count, 'GPU')} and "
                 f"{len(claimed) or 'none'} of {len(found)} {'is' if len(claimed) == 1 else 'are'} "
                 f"free: {'; '.join(busy)}; wait for it or stop it, choose other cards with "
                 "CUDA_VISIBLE_DEVICES, or share with hardware.exclusive=false"

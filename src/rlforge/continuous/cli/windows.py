@@ -27,7 +27,7 @@ from rlforge.cli.arguments import (
     say,
 )
 from rlforge.cli.runs import start
-from rlforge.errors import ConfigError, DamagedError, RlforgeError, nearest
+from rlforge.errors import ConfigError, DamagedError, RlforgeError, counted, nearest
 
 if TYPE_CHECKING:
     from rlforge.continuous.config.continuous import ContinuousConfig, WindowConfig
@@ -251,9 +251,10 @@ def export_windows(
     check_push(push, public=public)
     rows = export_dataset(reader, folder, window or None, _run_of(where))
     # Scripts read the folder from the output, so the count goes to stderr.
-    typer.echo(f"{rows:,} decisions", err=True)
+    typer.echo(counted(rows, "decision"), err=True)
     if push is not None:
-        push_folder(folder, push, f"{rows:,} decisions", public=public, say=say, kind="dataset")
+        about = counted(rows, "decision")
+        push_folder(folder, push, about, public=public, say=say, kind="dataset")
     typer.echo(str(folder))
 
 
@@ -288,7 +289,7 @@ def import_windows(
         done = import_dataset(folder, opened, skip_bad=skip_bad)
     for problem in done.bad:
         typer.echo(f"left out: {problem}", err=True)
-    typer.echo(f"{done.written:,} decisions imported, {done.known:,} were there already")
+    typer.echo(f"{counted(done.written, 'decision')} imported, {done.known:,} were there already")
 
 
 def _with_store(overrides: list[str], where: Path | None) -> list[str]:

@@ -27,7 +27,7 @@ from rlforge.continuous.decisions.columns import (
 )
 from rlforge.continuous.decisions.grid import calendar_date
 from rlforge.continuous.decisions.store import Row, StoreReader, TrajectoryStore, errors_explained
-from rlforge.errors import RlforgeError
+from rlforge.errors import RlforgeError, counted
 from rlforge.record.files import RunPaths, read_json, read_jsonl
 from rlforge.system.files import atomic_path
 from rlforge.types import value
@@ -207,7 +207,7 @@ def _card(rows: int, windows: int) -> str:
     metrics = 'windows = load_dataset("FOLDER", "windows")  # metrics of each window\n'
     return (
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# Decisions of agents\n\n"
-        f"{rows:,} decisions, one per row, written by rlforge.\n\n"
+        f"{counted(rows, 'decision')}, one per row, written by rlforge.\n\n"
         f"| column | what it holds |\n|---|---|\n{table}\n\n"
         "```python\n"
         "from datasets import load_dataset\n\n"

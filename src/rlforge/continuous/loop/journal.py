@@ -15,7 +15,7 @@ from rlforge.continuous.decisions.columns import digest_of_decisions
 from rlforge.continuous.decisions.records import Decision, TrainingWindow
 from rlforge.continuous.decisions.store import StoreReader, store_folder
 from rlforge.continuous.ruler.base import DecisionScores
-from rlforge.errors import DamagedError, RunError
+from rlforge.errors import DamagedError, RunError, counted
 from rlforge.record.digests import digest_of
 from rlforge.record.files import RunPaths, read_json, read_jsonl, write_json
 from rlforge.record.recorded import Check, Recorded, Say
@@ -171,14 +171,14 @@ def check_windows_left(run_dir: Path, windows: int | None) -> None:
     journal.close()
     # The run would begin again, and train on its windows once more.
     if begun < len(noted):
-        lacks = f"it has {begun} windows, and windows.jsonl has {len(noted)}"
+        lacks = f"it has {counted(begun, 'window')}, and windows.jsonl has {len(noted)}"
         raise DamagedError(f"{file} is damaged ({lacks}); {_MEND}")
     # A run that was killed after its last window still has to measure what it reached.
     ended = is_done(RunPaths(root=run_dir))
     if ended and windows is not None and done >= windows:
         raise RunError(
-            f"{run_dir}: already finished its {done} windows; go on with --more N, or in a new run "
-            "with learner.initial_adapter"
+            f"{run_dir}: already finished its {counted(done, 'window')}; go on with "
+            "--more N, or in a new run with learner.initial_adapter"
         )
 
 

@@ -99,7 +99,7 @@ class Continuous(RunKind[ContinuousConfig]):
         return dataclasses.replace(config, continuous=settings)
 
     def saved(self, run_dir: Path) -> str:
-        return "at once; finished phases of its windows are saved; go on with"
+        return "with the finished phases of its windows saved; go on with"
 
     def next_steps(self, config: ContinuousConfig, run_dir: Path) -> list[str]:
         return [command_line("serve", run_dir), command_line("windows", "list", run_dir)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from rlforge.continuous.config.continuous import StoreConfig
 from rlforge.continuous.decisions.dataset import export_dataset
 from rlforge.continuous.decisions.store import StoreReader
-from rlforge.errors import RlforgeError
+from rlforge.errors import RlforgeError, counted
 from rlforge.record.files import read_json, write_json
 from rlforge.system.hub import push_folder
 
@@ -60,7 +60,7 @@ class DailyPush:
             self._push(
                 dataset,
                 repo,
-                f"{rows:,} decisions",
+                counted(rows, "decision"),
                 # Private, until its owner makes it public on the hub.
                 public=False,
                 say=log.info,

@@ -25,6 +25,7 @@ from rlforge.errors import (
     RlforgeError,
     StoreError,
     collected,
+    counted,
     raise_all,
     refusals,
 )
@@ -218,7 +219,8 @@ def _market_problems(composed: Composed[ContinuousConfig], config: ContinuousCon
     if keep is not None and keep < config.windows_open:
         yield composed.error(
             "store.keep_windows",
-            f"outcomes of the last {config.windows_open} windows may still come; keep as many",
+            f"outcomes of the last {counted(config.windows_open, 'window')} may still come; "
+            "keep as many",
         )
 
 

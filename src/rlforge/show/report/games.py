@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from rlforge.errors import counted
 from rlforge.games.observations import news
 from rlforge.record.analyses import Analysis
 from rlforge.record.game_files import read_games
@@ -59,7 +60,7 @@ def likelihood(turn: Turn) -> str:
     if not logprobs:
         return ""
     total = sum(logprobs)
-    tokens = "1 token" if len(logprobs) == 1 else f"{len(logprobs)} tokens"
+    tokens = counted(len(logprobs), "token")
     # Smaller ones would read 0.0%.
     chance = percent(math.exp(total), 1) if total > math.log(1e-3) else "below 0.1%"
     mean = "" if len(logprobs) == 1 else f", mean {total / len(logprobs):.2f}"
