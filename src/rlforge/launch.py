@@ -323,11 +323,11 @@ def _how_to_go_on(sweep_dir: Path, root: type[PolicyConfig]) -> str:
         _remove(sweep_dir)
         return "before a job had started"
     commands = [command_line(root.command, "--resume", run) for run in to_resume(sweep_dir)]
-    folder = os.environ["RLFORGE_CONFIG_DIR"]
+    own = os.environ["RLFORGE_CONFIG_DIR"]
     unbegun = waiting(sweep_dir)
     for job, overrides in list(unbegun.items())[:NAMED_JOBS]:
         words = (*overrides, assignment("run_dir", job))
-        commands.append(command_line(*_command(root, words, Path(folder) if folder else None)))
+        commands.append(command_line(*_command(root, words, Path(own) if own else None)))
     if (more := len(unbegun) - NAMED_JOBS) > 0:
         commands.append(f"and {counted(more, 'further job')} of {sweep_dir / SWEEP_FILE} alike")
     again = f"; go on with: {'; '.join(commands)}" if commands else ""
