@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import pytest
-from tests.harness.chat_server import ChatHandler, ChatServer, completion, serving
+from tests.harness.chat_server import ChatHandler, ChatServer, completion, refusal, serving
 
 from rlforge.config.pool import ApiConfig
 from rlforge.engines.openai import ApiPlayer, check_api
@@ -42,6 +42,11 @@ class Handler(ChatHandler):
             self.send(404, {"error": {"message": "no such model"}})
         elif mood == "reasons" and "temperature" in asked:
             self.send(400, {"error": {"message": "'temperature' does not support 0.3"}})
+        elif mood == "neither":
+            name = next(name for name in asked if name.startswith("max_"))
+            self.send(400, {"error": {"message": f"{name} is not supported"}})
+        elif mood in UNKNOWN and "max_tokens" in asked:
+            self.send(400, {"error": {"message": UNKNOWN[mood]}})
         elif mood in TOO_LONG:
             status, error = TOO_LONG[mood]
             self.send(status, {"error": error})
@@ -84,6 +89,14 @@ TOO_LONG: dict[str, tuple[int, Any]] = {
     "Gemini": (400, said("The input token count (9) exceeds the maximum number of tokens")),
     "Bedrock": (400, said("Input is too long for requested model.")),
 }
+#: What servers say that take ``max_completion_tokens`` alone.
+UNKNOWN = {
+    "OpenAI's newer models": (
+        "Unsupported parameter: 'max_tokens' is not supported with this model. "
+        "Use 'max_completion_tokens' instead."
+    ),
+    "a gateway": "body.max_tokens: Extra inputs are not permitted",
+}
 #: Those for requests that are wrong in another way.
 OTHERS: dict[str, tuple[int, str]] = {
     "the answer is too long": (400, "max_tokens is too large: 99. This model supports at most 9"),
@@ -98,6 +111,8 @@ ANSWERS = {
     "choices null": completion("[4]", choices=None),
     "a list": [1, 2],
     "no text": completion(None, "tool_calls"),
+    "refusal": refusal("I will not play."),
+    "filtered": completion(None, "content_filter"),
     "cut": completion("I think", "length"),
     "spent": completion("", "length"),
     "anthropic": {
@@ -217,6 +232,8 @@ async def test_server_errors_are_tried_again(server):
         ("choices null", {}, "without choices", 1),
         ("a list", {}, "without choices", 1),
         ("no text", {}, r"without text \(finish_reason 'tool_calls'\)", 1),
+        ("refusal", {}, r"openai:m at http\S+ refuses to answer: I will not play\.", 1),
+        ("filtered", {}, "refuses to answer: its content filter holds the answer back", 1),
         ("spent", {"max_tokens": 77}, r"used up pool\.api\.max_tokens=77; raise it", 1),
         ("slow", {"timeout_s": 1}, r"no answer within 1 s in 3 tries.*timeout_s", 3),
     ],
@@ -273,6 +290,24 @@ async def test_a_model_that_takes_no_temperature_keeps_its_own(server):
         assert (await player.chat(MESSAGES, POLICY)).text == "[4]"
     await player.close()
     assert ["temperature" in asked for asked in server.requests] == [True, False, False]
+
+
+@pytest.mark.parametrize("mood", UNKNOWN)
+async def test_a_limit_that_a_server_does_not_take_is_sent_under_its_other_name(server, mood):
+    server.mood = mood
+    player = ApiPlayer(_config(server, max_tokens=77))
+    for _ in range(2):
+        assert (await player.chat(MESSAGES, POLICY)).text == "[4]"
+    await player.close()
+    sent = [[name for name in asked if asked[name] == 77] for asked in server.requests]
+    assert sent == [["max_tokens"], ["max_completion_tokens"], ["max_completion_tokens"]]
+
+
+async def test_a_limit_that_no_name_is_taken_for_ends_with_what_the_server_says(server):
+    server.mood = "neither"
+    with pytest.raises(EngineError, match="max_completion_tokens is not supported"):
+        await _chat(_config(server, max_tokens=77))
+    assert len(server.requests) == 2
 
 
 async def test_requests_wait_for_a_place(server):

@@ -69,6 +69,13 @@ def completion(content: Any, finish: str = "stop", **fields: Any) -> dict[str, A
     }
 
 
+def refusal(said: str, **fields: Any) -> dict[str, Any]:
+    """The body of a chat completion that refuses to answer."""
+    body = completion(None, **fields)
+    body["choices"][0]["message"]["refusal"] = said
+    return body
+
+
 def serving(handler: type[ChatHandler]) -> AbstractContextManager[ChatServer]:
     """A server that runs while the block does."""
     return running(ChatServer(handler))

@@ -65,6 +65,15 @@ _TOO_LONG = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 
+#: Names of one argument: OpenAI's newer models take the second alone, most other servers the first.
+_OTHER_NAME = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}
+#: Words in which servers say that they do not know or take an argument at all.
+_NOT_TAKEN = re.compile(
+    r"(un|not |n't )(supported|recognized|known|expected|permitted|allowed)|\binstead\b"
+    r"|\bextra (inputs|fields)\b|\bdoes not (support|take|accept|exist)",
+    re.IGNORECASE,
+)
+
 #: Tries of a player's request after the first.
 RETRIES = 2
 #: Longest pause of the client library before another try.
@@ -241,14 +250,16 @@ class ChatClient:
             max_tokens: Most tokens of the answer; None leaves the endpoint's own.
             temperature: None leaves the endpoint's own, as do endpoints that refuse another.
             response_format: Left out where the endpoint refuses it.
+
+        An argument that the endpoint knows by another name is sent once more under that.
         """
-        # OpenAI's newer models know only max_completion_tokens, other servers only max_tokens.
         own = endpoint.provider == "openai" and endpoint.base_url is None
         not_taken = self._not_taken.setdefault(str(endpoint), set())
+        limit = "max_completion_tokens" if own else "max_tokens"
         wanted: dict[str, Any] = {
             "model": endpoint.model,
             "messages": list(conversation),
-            "max_completion_tokens" if own else "max_tokens": max_tokens,
+            _OTHER_NAME[limit] if limit in not_taken else limit: max_tokens,
             "temperature": temperature,
             "response_format": response_format,
         }
@@ -262,14 +273,16 @@ class ChatClient:
             except ChatError as error:
                 if error.kind != "rejected" or isinstance(error, ChatTooLongError):
                     raise
-                # Arguments that another try may leave out.
-                hot = "temperature" in request and re.search(r"\btemperature\b", str(error))
-                name = "temperature" if hot else "response_format"
-                if name not in request:
+                name = _argument_refused(request, str(error))
+                other = _OTHER_NAME.get(name)
+                if name not in request or other in refused:
                     raise
-                log.warning("%s refuses a %s: it is left out", endpoint, name)
-                del request[name]
                 refused.add(name)
+                argument = request.pop(name)
+                if other is not None:
+                    request[other] = argument
+                instead = f"{other} is sent instead" if other else "it is left out"
+                log.warning("%s refuses a %s: %s", endpoint, name, instead)
             else:
                 not_taken |= refused
                 return self._reply(endpoint, response, max_tokens)
@@ -284,6 +297,7 @@ class ChatClient:
         try:
             choice = response.choices[0]
             text, finish = choice.message.content, choice.finish_reason
+            declined = getattr(choice.message, "refusal", None)
         except (AttributeError, LookupError, TypeError) as error:
             message = f"{endpoint} gave an answer without choices: {_shown(response)}"
             if _TOO_LONG.search(str(response)):  # LM Studio answers with status 200
@@ -297,6 +311,10 @@ class ChatClient:
             reason = "context"
         if isinstance(text, str) and text.strip():
             return ChatReply(text=text, finish_reason=reason, used=used)
+        if declined or finish == "content_filter":
+            # The same question gets the same refusal.
+            said = _shown(declined or "its content filter holds the answer back")
+            raise ChatError(f"{endpoint} refuses to answer: {said}", "rejected", used)
         message = f"{endpoint} gave an answer without text (finish_reason {finish!r})"
         if reason == "context":
             raise ChatTooLongError(f"{message}: its context is full", "rejected", used)
@@ -369,6 +387,16 @@ class ChatClient:
                 ),
             )
         return self._connections[endpoint.provider].chat.completions.create(**arguments)
+
+
+def _argument_refused(request: Mapping[str, Any], said: str) -> str:
+    """The argument of a request that an error is about, by its words; else ``response_format``."""
+    if "temperature" in request and re.search(r"\btemperature\b", said):
+        return "temperature"
+    limit = next((name for name in _OTHER_NAME if name in request), None)
+    if limit and re.search(rf"\b{limit}\b", said) and _NOT_TAKEN.search(said):
+        return limit
+    return "response_format"
 
 
 def _used(response: Any) -> Usage:

@@ -27,7 +27,7 @@ MOST_SAMPLED = 16
 """Most turns that are scored again."""
 
 TURNS_PER_SAMPLED = 24
-"""Turns of a batch per turn that is scored again: about 1 % of the work, without gradient."""
+"""Turns of a batch per turn that is scored again: 2 to 4 % of an update, without gradient."""
 
 
 def movement(

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from tests.harness.chat_server import ChatHandler, completion, serving
+from tests.harness.chat_server import ChatHandler, completion, refusal, serving
 
 from rlforge.continuous.config.ruler import JudgeConfig, RulerConfig
 from rlforge.continuous.decisions.records import Metadata
@@ -52,6 +52,8 @@ class Handler(ChatHandler):
         if mood == "cut":
             cut = self._text(mood, asked)[:-40]
             return self.send(200, completion(cut, "length", usage=USAGE))
+        if mood == "refusal":
+            return self.send(200, refusal("I cannot help with trading.", usage=USAGE))
         if mood == "not chat":
             return self.send(200, {"hello": 1})
         return self.send(200, completion(self._text(mood, asked), usage=USAGE))
@@ -135,6 +137,13 @@ async def test_scores_are_matched_by_id(judged, window):
     assert scores.metrics["judge_groups"] == scores.metrics["judge_calls"] == 10
     assert (scores.metrics["judge_tokens"], scores.metrics["judge_cost"]) == (10_000, 2.5)
     assert scores.metrics["unscored"] == scores.metrics["judge_failed_groups"] == 0
+
+
+async def test_a_refusal_is_shown_paid_once_and_not_asked_again(judged, few):
+    scores = await judged(few, "refusal")
+    assert scores.values == (None,) * 8
+    assert scores.unscored.endswith("refuses to answer: I cannot help with trading.")
+    assert (scores.metrics["judge_calls"], scores.metrics["judge_tokens"]) == (1, 1000)
 
 
 async def test_a_call_asks_for_a_group_in_the_form_of_its_schema(server, judged, few):
