@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlforge.continuous.config.market import MarketConfig
-from rlforge.continuous.market.text import describe, prompt, read
+from rlforge.continuous.market.text import compared, describe, prompt, read
 from rlforge.continuous.market.traders import Crowd
 from rlforge.continuous.market.world import World
 
@@ -89,6 +89,25 @@ def test_a_post_cannot_look_like_another_part_of_the_prompt():
     lines = describe(world.state("ann")).splitlines()
     assert "- post-1 bob: hi Your memory: - market-1 ends YES" in lines
     assert lines.count("Your memory:") == 0
+
+
+def test_what_a_judge_compares_tells_prices_from_what_an_agent_knows_and_holds():
+    world = World(MarketConfig(visibility=1.0), 1)
+    for name in ("agent-1", "agent-2"):
+        world.join(name)
+    market = world.state("agent-1")["markets"]["predictions"][0]["id"]
+    bet = {"type": "BUY_SHARES", "marketId": market, "outcome": "YES", "amount": 10}
+    while not any(post["stance"] for post in world.state("agent-1")["social"]["feed"]):
+        world.tick()
+    assert world.decide("agent-1", bet).accepted
+    texts = [compared(world.state(f"agent-{n}")) for n in (1, 2)]
+    prices, own = zip(*(text.split("Known and held by the agent:") for text in texts), strict=True)
+    assert prices[0].split("\n", 1)[1] == prices[1].split("\n", 1)[1]
+    assert f"- {market}: " in prices[0]
+    assert "You hold position-1: " in own[0]
+    assert "You hold" not in own[1]
+    assert "News: " in own[1]
+    assert "post-" not in texts[0]
 
 
 @pytest.mark.parametrize(

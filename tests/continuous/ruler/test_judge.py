@@ -69,6 +69,8 @@ class Handler(ChatHandler):
             return "I like the first decision best, and the last one least."
         if mood == "shuffled":
             entries.reverse()
+        elif mood == "by place":
+            entries = [{**entry, "score": n / len(entries)} for n, entry in enumerate(entries)]
         elif mood == "all equal":
             entries = [{**entry, "score": 0.6} for entry in entries]
         return json.dumps({"scores": entries})
@@ -86,7 +88,7 @@ def own_key(monkeypatch):
 
 
 def _config(server, model_path=None, **judge):
-    settings = {"model": "openai:m", "base_url": server.url, "group_size": 8}
+    settings = {"model": "openai:m", "base_url": server.url, "group_size": 8, "both_orders": 0.0}
     return RulerConfig(
         scoring_method="judge",
         temperature=1.0,
@@ -144,6 +146,31 @@ async def test_a_refusal_is_shown_paid_once_and_not_asked_again(judged, few):
     assert scores.values == (None,) * 8
     assert scores.unscored.endswith("refuses to answer: I cannot help with trading.")
     assert (scores.metrics["judge_calls"], scores.metrics["judge_tokens"]) == (1, 1000)
+
+
+@pytest.mark.parametrize(
+    ("mood", "tau", "said"), [("good", 1.0, ""), ("by place", -1.0, "scores by place: asked in")]
+)
+async def test_a_sample_is_asked_in_both_orders_and_a_judge_by_place_is_named(
+    judged, window, mood, tau, said
+):
+    scores = await judged(window, mood, both_orders=0.5)
+    assert scores.metrics["judge_calls"] == 15
+    assert scores.metrics["judge_order_kendall_tau"] == pytest.approx(tau)
+    assert said in scores.note
+    if mood == "good":
+        assert list(scores.values) == pytest.approx(_expected(window))
+        assert scores.note == ""
+    else:
+        # The mean of two places that are mirrored is the same for all.
+        asked = [score for score in scores.values if score == pytest.approx(7 / 16)]
+        assert len(asked) == 40
+
+
+async def test_a_group_without_a_second_answer_keeps_its_first_scores(judged, window):
+    scores = await judged(window, both_orders=1.0, max_calls=12, max_concurrency=1)
+    assert list(scores.values) == pytest.approx(_expected(window))
+    assert scores.metrics["judge_calls"] == 12
 
 
 async def test_a_call_asks_for_a_group_in_the_form_of_its_schema(server, judged, few):

@@ -132,7 +132,8 @@ async def test_a_local_model_judges_a_window(make_window):
     assert isinstance(scorer, JudgeScorer)
     scores = await scorer.score(make_window(0).decisions)
     assert None not in scores.values
-    assert scores.metrics["judge_calls"] == scores.metrics["judge_groups"] == 7
+    # One group is asked in both orders.
+    assert scores.metrics["judge_calls"] - 1 == scores.metrics["judge_groups"] == 7
 
 
 async def judged_by_an_engine(decisions, model, engine, **judge):

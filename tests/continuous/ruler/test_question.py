@@ -4,12 +4,15 @@ import random
 import re
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests import factories
 
 from rlforge.continuous.config.market import MarketConfig
 from rlforge.continuous.config.ruler import JudgeConfig
 from rlforge.continuous.decisions.records import Metadata, Result
-from rlforge.continuous.market.text import describe
+from rlforge.continuous.loop.population import SimulationState
+from rlforge.continuous.market.text import compared
 from rlforge.continuous.market.world import World
 from rlforge.continuous.ruler.question import (
     UnusableAnswerError,
@@ -20,8 +23,8 @@ from rlforge.continuous.ruler.question import (
 )
 
 
-def _ask(group, seed=0, features="state_action", **judge):
-    return ask(group, JudgeConfig(**judge), features, seed)
+def _ask(group, seed=0, features="state_action", *, reverse=False, **judge):
+    return ask(group, JudgeConfig(**judge), features, seed, reverse=reverse)
 
 
 def _decision(number, **changes):
@@ -104,12 +107,66 @@ def test_the_outcome_is_shown_only_when_configured():
     assert "profit 12.50 on 50.00" in _ask(group, features="with_outcome").messages[1]["content"]
 
 
-def test_long_texts_lose_their_middle():
+def test_long_texts_lose_their_middle_and_are_counted():
     group = [_decision(n, observation=f"{n}" * 5000) for n in range(2)]
-    text = _ask(group, max_text_chars=300).messages[1]["content"]
+    question = _ask(group, max_text_chars=300)
+    text = question.messages[1]["content"]
     assert len(text) < 800
     assert "[…]" in text
     assert text.count("Action: ") == 2
+    assert question.cut == 2
+    assert _ask(group).cut == 0
+
+
+def test_items_that_all_share_are_shown_once_wherever_they_stand():
+    def of(number):
+        items = [f"own {number}", "both", f"own {number + 10}"]
+        return "\n".join([f"You are {number}.", "News:", *(f"- {one}" for one in items), "the end"])
+
+    text = _ask([_decision(n, observation=of(n)) for n in range(3)]).messages[1]["content"]
+    above, *each = text.split("---")
+    assert above.strip() == "All agents saw this:\nNews:\n- both"
+    for part in each:
+        found = re.search(r"You are (\d)", part)
+        own = int(found[1])
+        assert f"News:\n- own {own}\n- own {own + 10}\nthe end" in part
+    assert text.count("the end") == 3, "lines that are no items keep their place"
+
+
+def test_the_reverse_question_has_the_same_decisions_in_the_other_order():
+    there, back = (_ask(GROUP, reverse=reverse) for reverse in (False, True))
+    assert back.ids == there.ids[::-1]
+    assert back.members == there.members
+    assert back.messages[0] == there.messages[0]
+
+
+@given(seed=st.integers(0, 50), ticks=st.integers(1, 40), limit=st.integers(200, 20_000))
+@settings(max_examples=25, deadline=None)
+def test_a_cut_text_keeps_the_market_of_the_action_and_says_what_is_left_out(seed, ticks, limit):
+    """All lines of the whole question are there, and none twice, where nothing is cut."""
+    state = SimulationState(MarketConfig(), 4, seed)
+    for _ in range(ticks):
+        choices = state.crowd.act()
+        state.world.tick()
+    acted = [one for one in choices if one.action["type"] in ("BUY_SHARES", "OPEN_POSITION")]
+    group = [
+        _decision(number, state=one.state, action=one.action) for number, one in enumerate(acted)
+    ]
+    if not group:
+        return
+    question, whole = (_ask(group, max_text_chars=most) for most in (limit, 10**6))
+    above, *each = question.messages[1]["content"].split("\n\n---\n\n")
+    assert whole.cut == 0
+    assert all(len(part) <= limit + 100 for part in (above, *each))
+    for one in acted:
+        name = one.action.get("marketId") or one.action["ticker"]
+        text = next(part for part in each or [above] if json.dumps(name) in part)
+        # What all know of a market stands above.
+        if limit >= 1500:
+            assert f"- {name}:" in above + text
+    assert (question.cut > 0) == (question.messages != whole.messages)
+    # The default shows everything of the largest market that a preset has.
+    assert not question.cut or limit < JudgeConfig().max_text_chars
 
 
 @pytest.mark.parametrize("prose", [True, False])
@@ -138,7 +195,7 @@ def test_no_words_of_agents_are_in_a_question_about_a_market(prose):
     assert '{"type": "CREATE_COMMENT", "postId": "post-1"}' in text
     assert '{"type": "FOLLOW_USER", "problem": "refused"}' in text
     news = next(post for post in states[1]["social"]["feed"] if post["stance"])
-    assert news["content"] in text
+    assert (f"{news['userId']} {news['stance']}" if prose else news["content"]) in text
 
 
 def test_an_answer_is_shown_as_it_is_where_it_is_the_action():
@@ -244,5 +301,5 @@ def test_a_market_is_shown_in_prose_whatever_words_its_model_reads():
     state = world.state("agent")
     decision = _decision(0, state=state, observation="market bet p5 move_up left1 a_yes go")
     text = situation(decision)
-    assert text == describe(state)
+    assert text == compared(state)
     assert "market bet" not in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from rlforge.config.rules import Count, Group, NotNegative, Positive, Range, Text, Url, Whole
+from rlforge.config.rules import Count, Group, NotNegative, Positive, Range, Share, Text, Url, Whole
 
 #: Default of ``ruler.judge.rubric``.
 DEFAULT_RUBRIC = (
@@ -57,8 +57,13 @@ class JudgeConfig(Group):
     sampling_temperature: NotNegative | None = None
     #: Most tokens in one answer, thoughts included.
     max_answer_tokens: Count = 2048
-    #: Characters kept of a decision's text, and of the beginning that all of a group share.
-    max_text_chars: Annotated[int, Range(100)] = 6000
+    #: Most characters of what is shown of one decision, and of the lines that all of a group share.
+    #: What names the market of the action stays; the metric ``judge_cut`` counts decisions that are
+    #: cut.
+    max_text_chars: Annotated[int, Range(100)] = 12_000
+    #: Share of the groups that are asked once more in the reverse order, to see whether the judge
+    #: scores by place; the mean of both scores counts.
+    both_orders: Share = 0.1
     #: Tries after the first of a failed request, and questions after an unusable answer.
     retries: Whole = 2
     #: Seconds until a call counts as failed.

@@ -109,6 +109,8 @@ class ContinuousTrainer:
                 self._say("scoring", work)
                 scoring = self._parts.scorer.score(window.decisions)
                 scores = await self._parts.source.driver.unless_stopped(scoring)
+                if scores.note:
+                    self._context.note(f"window {window.id}: {scores.note}")
                 # Kept for a resumed process: a judge would not give the same scores twice.
                 self._parts.scores.write(window, scores)
             work = self._reach(work, "scored")

@@ -88,14 +88,12 @@ def describe(state: Json, most: int | None = None) -> str:
 
 
 def _described(state: Json, *, brief: bool, most: int | None) -> str:
-    portfolio, social, agent = (state[part] for part in ("portfolio", "social", "agent"))
-    top = (
-        f"Minute {agent['minute']:g}. Balance {_money(portfolio['balance'])}, "
-        f"lifetime profit {portfolio['lifetimePnL']:+.2f}. "
-        f"You follow {', '.join(agent['following']) or 'no account'}. "
-        f"{social['unreadMessages']} posts are unread."
-    )
-    held, reported, other = _markets(state, brief=brief)
+    social, agent = state["social"], state["agent"]
+    top = f"{_top(state)} {social['unreadMessages']} posts are unread."
+    markets = _markets(state, brief=brief).values()
+    held = [one.line for one in markets if one.held]
+    reported = [one.line for one in markets if one.views and not one.held]
+    other = [one.line for one in markets if not (one.views or one.held)]
     shown: dict[str, list[str]] = {kind: [] for kind in _TITLES}
     left_out: Counter[str] = Counter()
     # The line that counts what is left out needs 80 characters at most.
@@ -127,6 +125,38 @@ def _described(state: Json, *, brief: bool, most: int | None) -> str:
     return "\n".join(found)
 
 
+def _top(state: Json) -> str:
+    portfolio, agent = state["portfolio"], state["agent"]
+    return (
+        f"Minute {agent['minute']:g}. Balance {_money(portfolio['balance'])}, "
+        f"lifetime profit {portfolio['lifetimePnL']:+.2f}. "
+        f"You follow {', '.join(agent['following']) or 'no account'}."
+    )
+
+
+def compared(state: Json) -> str:
+    """A ``GameState`` in short lines, for a judge who compares agents of one market.
+
+    What all of them can see, the prices, stands apart from what an agent knows and holds. Posts are
+    left out: the views in them stand at their markets.
+    """
+    agent, markets = state["agent"], _markets(state, brief=False)
+    own = {
+        name: ". ".join(part for part in (one.views, one.held) if part)
+        for name, one in markets.items()
+    }
+    parts = {
+        "Markets": sorted(one.prices for one in markets.values()),
+        "Known and held by the agent": [f"{name}: {said}" for name, said in own.items() if said],
+        _TITLES["note"]: [_line(note["text"]) for note in agent["memory"]],
+        _TITLES["action"]: list(map(json.dumps, agent["recentActions"])),
+    }
+    found = [_top(state)]
+    for title, lines in parts.items():
+        found += [f"{title}:", *(f"- {line}" for line in lines)] if lines else []
+    return "\n".join(found)
+
+
 def read(text: str) -> ParsedAction:
     """The last JSON object in an answer that has a ``type``, checked for form.
 
@@ -148,7 +178,21 @@ def read(text: str) -> ParsedAction:
         return ParsedAction(action=None, feedback=f"Your action was not accepted: {error}.")
 
 
-def _markets(state: Json, *, brief: bool) -> tuple[list[str], list[str], list[str]]:
+@value
+class _Market:
+    """What an agent knows of a market: prices, views of accounts on it, and own positions."""
+
+    prices: str
+    views: str
+    held: str
+
+    @property
+    def line(self) -> str:
+        return ". ".join(part for part in (self.prices, self.views, self.held) if part)
+
+
+def _markets(state: Json, *, brief: bool) -> dict[str, _Market]:
+    """By name; those on which most accounts report come first: there is most to know."""
     views: dict[str, dict[str, str]] = {}
     for post in state["social"]["feed"]:
         if post["stance"]:
@@ -160,20 +204,17 @@ def _markets(state: Json, *, brief: bool) -> tuple[list[str], list[str], list[st
     markets = state["markets"]
     lines = {market["id"]: _prediction(market, brief=brief) for market in markets["predictions"]}
     lines |= {market["ticker"]: _perpetual(market, brief=brief) for market in markets["perpetuals"]}
-    held: list[str] = []
-    reported: list[str] = []
-    other: list[str] = []
-    # Of markets with news, those on which most accounts report come first: there is most to know.
+    found = {}
     for name in sorted(lines, key=lambda name: -len(views.get(name, {}))):
         said = ", ".join(
             f"{account} {view}" for account, view in sorted(views.get(name, {}).items())
         )
-        news = f". News: {said}" if said else ""
-        holding = f". You hold {'; '.join(own[name])}" if name in own else ""
-        (held if name in own else reported if said else other).append(
-            f"{lines[name]}{news}{holding}"
+        found[name] = _Market(
+            prices=lines[name],
+            views=said and f"News: {said}",
+            held=f"You hold {'; '.join(own[name])}" if name in own else "",
         )
-    return held, reported, other
+    return found
 
 
 def _position(position: Json, *, brief: bool) -> str:

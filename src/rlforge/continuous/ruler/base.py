@@ -24,6 +24,8 @@ NOT_JUDGED = "not judged: it is not learned from"
 class DecisionScores:
     """Scores of decisions in their order, 0 to 1, or None if the scorer failed or was not asked.
 
+    note: a sentence for the lines of the run, if there is one.
+
     Example:
         >>> DecisionScores(values=(0.9, None), explanations=("early", ""), metrics={}).values[0]
         0.9
@@ -32,6 +34,7 @@ class DecisionScores:
     values: tuple[float | None, ...]
     explanations: tuple[str, ...]
     metrics: Mapping[str, float]
+    note: str = ""
 
     @property
     def unscored(self) -> str:

@@ -18,7 +18,7 @@ from scipy.special import expit, logit
 
 from rlforge.continuous.config.ruler import JudgeConfig, RulerConfig
 from rlforge.continuous.decisions.records import Decision, TrainingWindow
-from rlforge.continuous.ruler.agreement import agreement, pooled
+from rlforge.continuous.ruler.agreement import Agreement, agreement, pooled
 from rlforge.continuous.ruler.base import (
     NOT_JUDGED,
     DecisionScores,
@@ -42,11 +42,24 @@ from rlforge.system.files import open_database
 
 log = logging.getLogger(__name__)
 
+#: Kendall's tau of a judge's scores of the same groups in two orders, below which it is named, and
+#: the pairs of decisions from which that is known.
+_BY_PLACE, _ENOUGH_PAIRS = 0.2, 30
+
 #: After so many groups in a row without an answer the judge is down: the others are not asked.
 _DOWN_AFTER = 3
 
 _TABLE = "CREATE TABLE IF NOT EXISTS answers (question TEXT PRIMARY KEY, verdicts TEXT NOT NULL)"
-_COUNTS = ("groups", "failed_groups", "calls", "tokens", "retries", "cache_hits", "cache_failed")
+_COUNTS = (
+    "groups",
+    "cut",
+    "failed_groups",
+    "calls",
+    "tokens",
+    "retries",
+    "cache_hits",
+    "cache_failed",
+)
 
 
 class AnswerCache:
@@ -90,6 +103,21 @@ class AnswerCache:
 def _key(backend: str, question: JudgeQuestion) -> str:
     content = json.dumps([backend, question.messages], ensure_ascii=False)
     return hashlib.sha256(content.encode()).hexdigest()
+
+
+#: Score, None for none, and explanation of each decision of a group.
+Verdicts = Sequence[tuple[float | None, str]]
+
+
+def _by_place(order: Agreement) -> str:
+    """A sentence on a judge whose scores depend on the order of the decisions, or nothing."""
+    tau = order.kendall_tau
+    if tau is None or tau >= _BY_PLACE or order.pairs < _ENOUGH_PAIRS:
+        return ""
+    return (
+        f"the judge scores by place: asked in the reverse order its scores agree by tau {tau:.2f} "
+        "(1: wholly); choose another ruler.judge.model, or a smaller ruler.judge.group_size"
+    )
 
 
 class UnscoredError(RlforgeError):
@@ -172,9 +200,9 @@ class JudgeScorer:
             return undecided(decisions, reason)
         budget = JudgeBudget(self._config.judge)
         groups = divide(decisions, self._config.judge)
-        verdicts = await asyncio.gather(
-            *(self._group([decisions[i] for i in group], budget) for group in groups)
-        )
+        members = [[decisions[i] for i in group] for group in groups]
+        verdicts = await asyncio.gather(*(self._group(group, budget) for group in members))
+        verdicts, order = await self._both_orders(members, verdicts, budget)
         values: list[float | None] = [None] * len(decisions)
         explanations = [""] * len(decisions)
         for position, (score, why) in zip(chain(*groups), chain(*verdicts), strict=True):
@@ -183,7 +211,8 @@ class JudgeScorer:
             explanations[position] = why
         self._given = {one.id: score for one, score in zip(decisions, values, strict=True)}
         budget.counts.update(groups=len(groups), cache_failed=int(self._cache.failed))
-        return finished(decisions, values, explanations, budget.metrics())
+        metrics = budget.metrics() | order.metrics("judge_order_")
+        return replace(finished(decisions, values, explanations, metrics), note=_by_place(order))
 
     def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
         """See ``DecisionScorer``; the last scores are compared."""
@@ -199,11 +228,34 @@ class JudgeScorer:
     async def close(self) -> None:
         await self._backend.close()
 
+    async def _both_orders(
+        self, groups: Sequence[Sequence[Decision]], first: Sequence[Verdicts], budget: JudgeBudget
+    ) -> tuple[list[Verdicts], Agreement]:
+        """Ask about a sample of the groups in the reverse order, too: means, and how both agree."""
+        share, verdicts, found = self._config.judge.both_orders, list(first), list[Agreement]()
+        # Spread over the window; groups without a score have nothing to agree with.
+        sample = range(0, len(groups), max(1, round(1 / share))) if share else range(0)
+        chosen = [place for place in sample if first[place][0][0] is not None]
+        second = await asyncio.gather(
+            *(self._group(groups[place], budget, reverse=True) for place in chosen)
+        )
+        for place, again in zip(chosen, second, strict=True):
+            pairs = [*zip(first[place], again, strict=True)]
+            if again[0][0] is None:
+                continue
+            found.append(agreement([b for _, (b, _) in pairs], [a for (a, _), _ in pairs]))
+            verdicts[place] = [
+                (None if a is None or b is None else (a + b) / 2, why) for (a, why), (b, _) in pairs
+            ]
+        return verdicts, pooled(found)
+
     async def _group(
-        self, group: Sequence[Decision], budget: JudgeBudget
-    ) -> Sequence[tuple[float | None, str]]:
+        self, group: Sequence[Decision], budget: JudgeBudget, *, reverse: bool = False
+    ) -> Verdicts:
         """The score and explanation of each; no score if the group stays unscored."""
-        question = ask(group, self._config.judge, self._config.features, self._seed)
+        judge, features = self._config.judge, self._config.features
+        question = ask(group, judge, features, self._seed, reverse=reverse)
+        budget.counts["cut"] += 0 if reverse else question.cut
         try:
             found = await self._answer(question, budget)
         except UnscoredError as error:

@@ -7,14 +7,14 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
 from rlforge.continuous.config.ruler import JudgeConfig
 from rlforge.continuous.decisions.records import PROBLEM, Decision, Json
 from rlforge.continuous.market.actions import CONFIDENCE, FIELDS, NOTE
-from rlforge.continuous.market.text import describe
+from rlforge.continuous.market.text import compared
 from rlforge.continuous.ruler.features import WITH_OUTCOME
 from rlforge.games.markup import Message
 from rlforge.system.values import json_objects
@@ -41,9 +41,9 @@ def situation(decision: Decision) -> str:
         state, "agent", "memory", lambda note: note if note.get("kind") != "own" else None
     )
     state = _kept(state, "agent", "recentActions", _unspoken)
-    # The state of anything but a market lacks keys that ``describe`` reads.
+    # The state of anything but a market lacks keys that ``compared`` reads.
     with contextlib.suppress(KeyError):
-        return describe(state)
+        return compared(state)
     if decision.observation:
         return decision.observation.strip()
     rooms = [*_ROOMS, *sorted(set(state) - set(_ROOMS))]
@@ -97,12 +97,77 @@ def _compact(content: Any) -> str:
     return json.dumps(content, ensure_ascii=False, default=str)
 
 
+#: A line of a text with the title above it: items of a list, which begin with a dash, have one.
+Line = tuple[str, str]
+
+
+def _lines(text: str) -> list[Line]:
+    found, title = list[Line](), ""
+    for line in text.split("\n"):
+        item = line.startswith("- ")
+        title = title if item else line
+        found.append((title if item else "", line))
+    # A title without items is a line like any other.
+    titles = {title for title, _ in found}
+    return [(title, line) for title, line in found if title or line not in titles]
+
+
+def _written(lines: Iterable[Line]) -> str:
+    text, above = list[str](), ""
+    for title, line in lines:
+        if title and title != above:
+            text.append(title)
+        above = title
+        text.append(line)
+    return "\n".join(text)
+
+
+def _shared(texts: Sequence[Sequence[Line]]) -> tuple[list[Line], list[list[Line]]]:
+    """Lines that all texts have, and the others of each.
+
+    Shared are the lines that all begin with, and items that stand in all of them below one title:
+    the order of other lines may be part of what they say.
+    """
+    alike = len([*takewhile(lambda row: len(set(row)) == 1, zip(*texts, strict=False))])
+    rest = [text[alike:] for text in texts]
+    items = set[Line]().union(*rest).intersection(*rest) if len(rest) > 1 else set[Line]()
+    common = {one for one in items if one[0]}
+    first = [one for one in rest[0] if one in common]
+    return [*texts[0][:alike], *first], [
+        [one for one in text if one not in common] for text in rest
+    ]
+
+
+def _within(lines: Sequence[Line], limit: int, about: Collection[str]) -> tuple[str, bool]:
+    """Lines as a text of about ``limit`` characters, and whether it was cut.
+
+    Items go first, the last ones before others; those that name one of ``about`` or a holding stay.
+    """
+    text, kept = _written(lines), list(lines)
+    names = re.compile("|".join(["You hold", *(rf"{re.escape(one)}(?!\w)" for one in about)]))
+    for place in range(len(lines) - 1, -1, -1):
+        if len(text) <= limit:
+            break
+        title, line = lines[place]
+        if title and not names.search(line):
+            del kept[place]
+            text = f"{_written(kept)}\n({len(lines) - len(kept)} lines are left out)"
+    shown = _shortened(text, limit)
+    return shown, len(kept) < len(lines) or shown != text
+
+
 def _shortened(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     room = max(0, limit - len(_CUT))
     head = room * 2 // 3
     return text[:head] + _CUT + (text[-(room - head) :] if room > head else "")
+
+
+def _about(decision: Decision) -> set[str]:
+    """Names of the market and the position that an action is about."""
+    found = (decision.action.get(key) for key in ("marketId", "ticker", "positionId"))
+    return {str(one) for one in found if one}
 
 
 _LETTERS = "bcdfghjkmnpqrstvwxz"
@@ -133,11 +198,16 @@ class JudgeVerdict(NamedTuple):
 
 @value
 class JudgeQuestion:
-    """The question about a group. ids: distinct decisions. members: positions in the group."""
+    """The question about a group.
+
+    ids: distinct decisions. members: positions in the group. cut: decisions of which something is
+    left out.
+    """
 
     ids: tuple[str, ...]
     members: Mapping[str, tuple[int, ...]]
     messages: tuple[Message, ...]
+    cut: int = 0
 
     def again(self, problem: str) -> tuple[Message, ...]:
         *before, last = self.messages
@@ -147,28 +217,47 @@ class JudgeQuestion:
         return (*before, {**last, "content": content})
 
 
-def ask(group: Sequence[Decision], config: JudgeConfig, features: str, seed: int) -> JudgeQuestion:
+def ask(
+    group: Sequence[Decision],
+    config: JudgeConfig,
+    features: str,
+    seed: int,
+    *,
+    reverse: bool = False,
+) -> JudgeQuestion:
     """The question about ``group``, in an order by ``seed`` and content.
 
-    Equal texts are shown once, and so are the lines that all begin with. features: ``with_outcome``
-    shows outcomes.
+    Equal texts are shown once, and so are the lines that all share.
+
+    Args:
+        group: Decisions that are scored relative to each other.
+        config: Rubric, and the limit of texts.
+        features: ``with_outcome`` shows outcomes.
+        seed: Seed of the order.
+        reverse: The same question in the reverse order.
     """
-    limit, known = config.max_text_chars, [situation(decision).split("\n") for decision in group]
-    alike = takewhile(lambda row: len(set(row)) == 1, zip(*known, strict=False))
-    shared = len(list(alike))
-    beginning = "\n".join(known[0][:shared])
+    limit = config.max_text_chars
+    shared, own = _shared([_lines(situation(decision)) for decision in group])
+    about = [_about(decision) for decision in group]
+    beginning, cut_above = _within(shared, limit, set[str]().union(*about))
     members: dict[str, list[int]] = {}
-    for position, (decision, lines) in enumerate(zip(group, known, strict=True)):
-        text = "\n".join([*lines[shared:], _choice(decision, features)]).strip()
-        members.setdefault(_shortened(text, limit), []).append(position)
+    cut = 0
+    for position, (decision, lines) in enumerate(zip(group, own, strict=True)):
+        whole = _choice(decision, features)
+        choice = _shortened(whole, limit // 2)
+        known, cut_here = _within(lines, limit - len(choice), about[position])
+        cut += cut_above or cut_here or choice != whole
+        members.setdefault(f"{known}\n{choice}".strip(), []).append(position)
     texts = sorted(members)
     # Shuffled by content, not by the order given, so that a cached answer is found again.
     content = hashlib.sha256("\0".join([str(seed), beginning, *texts]).encode()).digest()
     random.Random(content).shuffle(texts)
+    if reverse:
+        texts.reverse()
     ids = _ids(texts, seed)
     parts = [f"Decision {name}\n{text}" for name, text in zip(ids, texts, strict=True)]
     if beginning.strip():
-        parts.insert(0, f"All agents saw this:\n{_shortened(beginning, limit)}")
+        parts.insert(0, f"All agents saw this:\n{beginning}")
     return JudgeQuestion(
         ids=ids,
         members={name: tuple(members[text]) for name, text in zip(ids, texts, strict=True)},
@@ -176,6 +265,7 @@ def ask(group: Sequence[Decision], config: JudgeConfig, features: str, seed: int
             {"role": "system", "content": _TASK.format(rubric=config.rubric.strip())},
             {"role": "user", "content": "\n\n---\n\n".join(parts)},
         ),
+        cut=cut,
     )
 
 
