@@ -179,8 +179,8 @@ def read(text: str) -> ParsedAction:
 
 
 @value
+class _Market:
     """Prices of a market, views of accounts on it, and own positions, as an agent knows them."""
-    """What an agent knows of a market: prices, views of accounts on it, and own positions."""
 
     prices: str
     views: str
