@@ -417,7 +417,7 @@ class GameRecord:
     def __repr__(self) -> str:
         # A line: the turns hold all tokens, and ``rlforge.transcript`` shows them.
         spec, end = self.spec, self.end_reason if self.error is None else f"failed: {self.error}"
-        rewards = ", ".join(f"player {player} {r:+g}" for player, r in self.rewards.items())
+        rewards = ", ".join(f"player {player} {r:+zg}" for player, r in self.rewards.items())
         head = f"{spec.env_id}, {len(self.turns)} turns, {end}"
         return f"GameRecord({spec.game_id}: {head}{rewards and f', {rewards}'})"
 

@@ -151,3 +151,22 @@ def test_a_continuous_run_is_refused_with_its_own_commands(rlforge):
     code, _, err = rlforge("why", "run")
     assert (code, err.count("\n")) == (2, 1)
     assert "rlforge windows list run" in err
+
+
+def test_a_run_that_ended_before_its_first_update_is_not_said_to_learn(rlforge):
+    run = write_signals(Path("run"), updates=0)
+    out, _ = explained(rlforge, run.root)
+    assert out.startswith("The run ended before its first update.")
+    assert "No signal" not in out
+
+
+@pytest.mark.parametrize("lines", [0, 3])
+def test_a_run_whose_metrics_are_cut_has_the_signals_of_its_summary(rlforge, lines):
+    run = write_signals(Path("run"), games_turn_limit_rate=1.0)
+    write_jsonl(run.metrics, read_jsonl(run.metrics)[:lines])
+    out, _ = explained(rlforge, run.root)
+    assert out.startswith("Nothing was learned since update 1: turn_limit.")
+    healthy = write_signals(Path("healthy"))
+    write_jsonl(healthy.metrics, read_jsonl(healthy.metrics)[:lines])
+    out, _ = explained(rlforge, healthy.root)
+    assert "before its first update" not in out

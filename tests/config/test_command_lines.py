@@ -150,3 +150,41 @@ def test_every_printed_command_is_made_in_one_place():
 
 def _with_gaps(text):
     return "".join(part.value if isinstance(part, ast.Constant) else "\0" for part in text.values)
+
+
+@pytest.fixture
+def own_condition(own_folder):
+    Path("mine2").mkdir()
+    Path("mine2/checks.py").write_text(
+        "from rlforge.record.signals import Condition\n"
+        "FEW = Condition('few', 0.5, (), lambda seen, threshold: None)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "signals={mine2.checks:FEW: 0.1}",
+        'signals={"mine2.checks:FEW": 0.1}',
+        "signals={turn_limit: 0.9, 'mine2.checks:FEW' :0.1}",
+        "signals={mine2.checks\\:FEW: 0.1}",
+        "signals.mine2.checks:FEW=0.1",
+    ],
+)
+def test_an_own_condition_has_its_threshold_by_its_name(own_condition, line):
+    assert compose([line]).config.signals["mine2.checks:FEW"] == 0.1
+
+
+@pytest.mark.parametrize("line", ["~signals.mine2.checks:FEW", "signals.mine2.checks:FEW"])
+def test_a_line_that_sets_no_threshold_is_answered_with_one_that_is_read(own_condition, line):
+    with pytest.raises(ConfigError) as refused:
+        compose([line])
+    [shown] = shlex.split(str(refused.value).rpartition(", ")[2])
+    assert compose([shown]).config.signals == {"mine2.checks:FEW": None}
+
+
+def test_a_mapping_as_json_has_it_is_read_and_an_unfinished_one_has_no_false_mend():
+    (parsed,) = parse_overrides([r'prompts={"terse": {"system": "a \"b\": c, d:e: f"}}'])
+    assert parsed.value() == {"terse": {"system": 'a "b": c, d:e: f'}}
+    with pytest.raises(ConfigError, match="write a list as"):
+        parse_overrides(["signals={turn_limit: 1"])

@@ -13,6 +13,7 @@ from rlforge.config.compose import compose
 from rlforge.config.overrides import assignment, key_of, parse_overrides
 from rlforge.config.plugins import SIGNALS
 from rlforge.config.schema import RunConfig
+from rlforge.errors import ConfigError
 from rlforge.record.signals import (
     Condition,
     Finding,
@@ -344,6 +345,79 @@ def test_conditions_of_users_are_judged_and_one_that_fails_is_named_and_left_out
     [signal] = judge.signals
     assert "fails: ZeroDivisionError: of mine" in signal.text
     assert names_after(judge, 3, 3) == ["own_signals:BROKEN"]
+
+
+@pytest.fixture
+def judge_of(own, monkeypatch):
+    """Makes a judge by checks, each of a condition called by its name, and a healthy one behind."""
+
+    def made(*checks) -> Judge:
+        # Modules are imported once: each has a name of its own.
+        names = [f"own_{check.__name__}_{id(check)}" for check in checks]
+        for name, check in zip(names, checks, strict=True):
+            module = types.ModuleType(name)
+            module.OWN = Condition("own", 1, (), check)
+            monkeypatch.setitem(sys.modules, name, module)
+        return Judge(
+            config(signals={f"{name}:OWN": 1 for name in names} | {"own_signals:FEW": 500})
+        )
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ("few", "returns str, and not a Finding"),
+        (True, "returns bool"),
+        (Finding(text=5, mend=""), "text is no text"),
+        (Finding(text="", mend=None), "mend is no text"),
+        (Finding(text="", mend="", weight="bad"), "weight is none of slow, barren, final"),
+        (Finding(text="", mend="", change=["name"]), "change is no mapping"),
+        (Finding(text="", mend="", change={"pool.mod": 1}), "to change 'pool.mod', which"),
+        (Finding(text="", mend="", change={"env.train.9.max_turns": 1}), "to change 'env.train.9"),
+        (Finding(text="", mend="", change={"name": object()}), "value of name that is none: Obj"),
+        (Finding(text="", mend="", change={"name": float("nan")}), "value of name that is none"),
+    ],
+)
+def test_a_wrong_finding_is_named_once_and_left_out_and_later_conditions_are_judged(
+    judge_of, returned, said
+):
+    asked = []
+
+    def wrong(seen: Seen, threshold: float) -> Finding | None:
+        asked.append(seen.step)
+        return returned
+
+    judge = judge_of(wrong)
+    names_after(judge, 5)
+    named, healthy = judge.signals
+    assert named.text.startswith("signal 'own_wrong")
+    assert said in named.text
+    assert healthy.name == "own_signals:FEW"
+    assert asked == [1]
+
+
+def test_what_a_signal_says_is_one_line_and_no_zero_is_negative(judge_of):
+    def lines(seen: Seen, threshold: float) -> Finding | None:
+        raise ValueError("one\n\n  two")
+
+    def zeros(seen: Seen, threshold: float) -> Finding | None:
+        text = f"{-0.0:g} nats,\n{-1e-9:.0%}, {-0.04:.1f} of -0.5 and 1-0"
+        return Finding(text=text, mend="a\nb")
+
+    judge = judge_of(lines, zeros)
+    names_after(judge, 1)
+    failed, told, _ = judge.signals
+    assert "ValueError: one two (" in failed.line
+    assert told.line == "0 nats, 0%, 0.0 of -0.5 and 1-0; a b"
+
+
+def test_a_condition_of_wrong_parts_is_refused_where_it_is_made():
+    with pytest.raises(ConfigError, match="a number as threshold"):
+        Condition("few", "many", (), lambda seen, threshold: None)
+    with pytest.raises(ConfigError, match="names in a tuple"):
+        Condition("few", 1, "moved", lambda seen, threshold: None)
 
 
 def test_files_give_the_signals_of_the_run():

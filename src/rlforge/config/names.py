@@ -242,8 +242,9 @@ def from_outside(error: BaseException) -> bool:
 
 
 def described(error: BaseException) -> str:
-    """An error in the code of an extension, with its file and line."""
-    text = f"{type(error).__name__}: {error}"
+    """An error in the code of an extension, with its file and line, in one line."""
+    # A message of several lines would break the lines that it is told in.
+    text = " ".join(f"{type(error).__name__}: {error}".split())
     if isinstance(error, SyntaxError):
         return text  # it has them
     last = traceback.extract_tb(error.__traceback__)[-1]

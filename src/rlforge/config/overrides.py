@@ -44,16 +44,56 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
 
 @cache
 def _parsed(line: str) -> Override:
+    if (parsed := _read(line)) is None:
+        raise ConfigError(_unreadable(line))
+    return parsed
+
+
+def _read(line: str) -> Override | None:
     parser = OverridesParser.create()
     key, sign, text = line.partition("=")
+    forms = [line]
+    if re.match(r"\+*signals\b", line):
+        forms = [_with_names(line)]
+    elif text[:1] in ("[", "{"):
+        forms.append(_with_names(line))
     # Hydra refuses letters beyond ASCII and most signs in a bare value: one of these is a text. A
     # list, a mapping or a quoted text may only be unfinished.
-    quoted = [f"{key}={in_grammar(text, refers=True)}"] if sign and text[:1] not in "[{\"'" else []
-    for form in (line, *quoted):
+    elif sign and text[:1] not in ("'", '"'):
+        forms.append(f"{key}={in_grammar(text, refers=True)}")
+    for form in forms:
         with contextlib.suppress(OverrideParseException):
             (parsed,) = parser.parse_overrides([form])
             return parsed
-    raise ConfigError(_unreadable(line))
+    return None
+
+
+_NAMES = re.compile(
+    r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')(\s*:)?|([^\W\d][\w.]*:[^\W\d][\w.]*)(\s*:)"""
+)
+"""A quoted text, which a colon makes a key, or ``package.module:Thing`` as a key."""
+
+
+def _with_names(line: str) -> str:
+    """A line whose mappings have the names of their keys as Hydra reads them.
+
+    Example:
+        >>> _with_names("signals.mine.checks:FEW=0.1")
+        'signals={mine.checks\\\\:FEW: 0.1}'
+    """
+    key, sign, text = line.partition("=")
+    head, _, name = key.partition(".")
+    if sign and ":" in name:
+        key, text = head, f"{{{name}: {text}}}"
+    of_code = head.lstrip("+") == "signals"
+
+    def escaped(found: re.Match[str]) -> str:
+        quoted, colon, thing, behind = found.groups()
+        if (quoted and not colon) or (thing and not of_code):
+            return found[0]
+        return re.sub(r"[^\w.-]", r"\\\g<0>", quoted[1:-1] if quoted else thing) + (colon or behind)
+
+    return f"{key}{sign}{_NAMES.sub(escaped, text)}"
 
 
 MAPPINGS = (
@@ -177,6 +217,11 @@ def _unreadable(override: str) -> str:
         if text[0] in "[{":  # the texts inside of it, not the whole
             quoted = key + "=" + re.sub(r"[\w.-]+\([^()]*\)", r'"\g<0>"', text)
         mend = f"such a text needs quotes of its own, {shlex.quote(quoted)}"
+        if _read(quoted) is None:
+            mend = "write a list as [a, b], a mapping as {key: value}, and each text in quotes"
+    elif key.lstrip("+~").startswith("signals.") and not sign:
+        off = f"{key.lstrip('+~')}=null"
+        mend = f"null switches a signal off, {shlex.quote(off)}"
     elif key and sign:
         mend = f"keys are of letters a to z, digits, _ and dots{alike(key, all_keys())}"
     return f"cannot read override {override!r}: {mend}"

@@ -74,7 +74,7 @@ class Alarm:
     @property
     def text(self) -> str:
         where = f" in {self.about}" if self.about else ""
-        values = f"{self.observed:.3g} instead of {self.expected:.3g}"
+        values = f"{self.observed:z.3g} instead of {self.expected:z.3g}"
         line = f"{self.signal.replace('_', ' ')}{where}: {values} since {self.since}"
         return "; ".join((line, *self.actions))
 

@@ -11,15 +11,17 @@ what was played since the last update, where it brings no batch: the tracker alo
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, is_dataclass, replace
+from typing import Any, Literal, get_args
 
 from rlforge.config.plugins import SIGNALS
 from rlforge.config.schema import GamesConfig
-from rlforge.errors import ConfigError
+from rlforge.errors import ConfigError, RlforgeError
 from rlforge.types import EvalResult, value
 
 #: Updates over which means are taken.
@@ -159,6 +161,13 @@ class Condition:
     figures: tuple[str, ...]
     check: Callable[[Seen, float], Finding | None]
 
+    def __post_init__(self) -> None:
+        if _number(self.threshold) is None or not callable(self.check):
+            raise ConfigError("a Condition has a number as threshold, and a function as check")
+        names: object = self.figures  # a plug-in is not type-checked
+        if not isinstance(names, tuple) or not all(isinstance(one, str) for one in names):
+            raise ConfigError('a Condition has names in a tuple as figures: ("moved",)')
+
 
 class Judge:
     """Judges a run's records as they come: each condition speaks when it begins and ends."""
@@ -187,10 +196,12 @@ class Judge:
             try:
                 with SIGNALS.trial(name):
                     found = condition.check(self.seen, threshold)
-            except ConfigError as error:
+                    _check(found, self.seen.config)
+            except RlforgeError as error:
                 # Records go on; the condition would fail at each further line.
                 del self._conditions[name]
-                found = Finding(text=str(error), mend="mend it; it is not judged any more")
+                said = str(error) if name in str(error) else f"signal {name!r}: {error}"
+                found = Finding(text=said, mend="mend it; it is not judged any more")
             at = next((at for at, one in enumerate(self.signals) if one.goes_on(name)), None)
             if found is not None:
                 self._quiet[name] = 0
@@ -200,8 +211,8 @@ class Judge:
                 signal = Signal(
                     name=name,
                     step=step,
-                    text=found.text,
-                    mend=found.mend,
+                    text=_told(found.text),
+                    mend=_told(found.mend),
                     weight=found.weight,
                     change=found.change,
                 )
@@ -281,6 +292,45 @@ def verdict(signals: Iterable[Signal]) -> str:
     if barren := [signal.line for signal in still if signal.weight != "slow"]:
         return f"but nothing was learned: {'. '.join(barren[:2])}"
     return f"but {'. '.join(signal.line for signal in still[:2])}" if still else ""
+
+
+def _check(found: object, config: GamesConfig) -> None:
+    """Raise ConfigError for what no records, files and command lines of a run could hold."""
+    if found is None:
+        return
+    if not isinstance(found, Finding):
+        raise ConfigError(f"returns {type(found).__name__}, and not a Finding or None")
+    for name in ("text", "mend"):
+        if not isinstance(getattr(found, name), str):
+            raise ConfigError(f"returns a Finding whose {name} is no text")
+    if found.weight not in get_args(Weight):
+        raise ConfigError(
+            f"returns a Finding whose weight is none of {', '.join(get_args(Weight))}"
+        )
+    if not isinstance(found.change, Mapping):
+        raise ConfigError("returns a Finding whose change is no mapping of keys to values")
+    for key, given in found.change.items():
+        if not isinstance(key, str) or not _has(config, key):
+            raise ConfigError(f"proposes to change {key!r}, which the configuration has not")
+        try:
+            json.dumps(given, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"proposes a value of {key} that is none: {error}") from None
+
+
+def _has(node: Any, key: str) -> bool:
+    """Whether a part of a configuration has a dotted key; names in mappings are the user's."""
+    head, _, rest = key.partition(".")
+    if isinstance(node, list) and head.isdigit() and int(head) < len(node):
+        return not rest or _has(node[int(head)], rest)
+    if is_dataclass(node) and hasattr(node, head):
+        return not rest or _has(getattr(node, head), rest)
+    return isinstance(node, dict)
+
+
+def _told(text: str) -> str:
+    """A text in one line, without the sign of a zero."""
+    return re.sub(r"(?<![\w.-])-(?=0(?:\.0+)?(?![\w.]))", "", " ".join(text.split()))
 
 
 def _number(found: Any) -> float | None:

@@ -65,16 +65,16 @@ def per_second(rate: float) -> str:
 
 def percent(share: float | None, digits: int = 0) -> str:
     """A share of 0..1 as ``68%``; a dash for None."""
-    return NOTHING if share is None else f"{100 * share:.{digits}f}%"
+    return NOTHING if share is None else f"{100 * share:z.{digits}f}%"
 
 
 def elo(points: float) -> str:
-    return f"{points:+.0f}"
+    return f"{points:+z.0f}"
 
 
 def points(change: float) -> str:
     """A difference of shares in percentage points: ``+35.0``."""
-    return f"{100 * change:+.1f}"
+    return f"{100 * change:+z.1f}"
 
 
 def number(amount: float | None, digits: int = 4) -> str:

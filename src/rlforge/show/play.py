@@ -171,7 +171,7 @@ def verdict(record: GameRecord) -> str:
     if record.error is not None:
         return f"the game failed: {record.error}"
     rewards = ", ".join(
-        f"player {seat.player_id} ({seat.policy.uid}) {record.rewards[seat.player_id]:+g}"
+        f"player {seat.player_id} ({seat.policy.uid}) {record.rewards[seat.player_id]:+zg}"
         for seat in seats
     )
     own = next((seat.player_id for seat in seats if seat.policy == PERSON), 0)

@@ -293,7 +293,7 @@ def _seats(spec: GameSpec) -> str:
 
 
 def _rewards(rewards: Iterable[float]) -> str:
-    return " ".join(f"{reward:+g}" for reward in rewards)
+    return " ".join(f"{reward:+zg}" for reward in rewards)
 
 
 # ---------------------------------------------------------------- as a picture

@@ -185,7 +185,7 @@ def _ratings(p: Progress) -> RenderableType:
     # Policies without rated games have only inherited their ratings.
     table = Listing("policy", "rating", "games", left=["policy"])
     for row in [row for row in p.ratings if row.rated_games != 0][:_ROWS]:
-        rating = Text.assemble(f"{row.mu:.1f}", (f" ± {row.sigma:.1f}", "dim"))
+        rating = Text.assemble(f"{row.mu:z.1f}", (f" ± {row.sigma:.1f}", "dim"))
         table.add_row(
             Text(row.uid, style="" if row.active else "dim"), rating, count(row.rated_games)
         )

@@ -14,7 +14,7 @@ from rlforge.errors import ConfigError, RlforgeError
 from rlforge.record.game_files import GameIndex, read_games
 from rlforge.record.results import by_pairing
 from rlforge.record.signals import Signal, with_times
-from rlforge.show.formatting import percent
+from rlforge.show.formatting import number, percent
 from rlforge.show.report.charts import Series, thin
 from rlforge.show.report.data import RunData, load_run
 from rlforge.show.report.games import marks
@@ -61,7 +61,7 @@ class Why:
         about: Status, updates and time.
         signals: Signals, as ``with_times``, each with the curves that show it.
         results: Win rates over evaluations, by opponent.
-        usual: Curves that say how a run without signals goes.
+        usual: Curves that say how a run without signals goes; empty where no update is recorded.
         no_games: Why there are no games to show; empty where there are.
         change: Values to try, by key of the configuration.
         again: The command that tries them; empty where none is known.
@@ -142,7 +142,7 @@ def _verdict(run: RunData, signals: Sequence[Signal]) -> str:
         names, since = ", ".join(one.name for one in barren), min(one.step for one in barren)
         what = f"nothing {'is' if goes_on else 'was'} learned since update {since}: {names}"
         return f"{what}; before that, {changed}" if sure == 1 and since > 1 else what
-    if not run.metrics:
+    if not run.metrics and not run.summary.get("updates"):
         return "no update is made yet" if goes_on else "the run ended before its first update"
     if sure:
         return f"{'learned' if sure > 0 else 'worse than at its start'}: {changed}"
@@ -174,7 +174,11 @@ def _changed(run: RunData) -> tuple[str, int | None]:
 
 def _reward(run: RunData) -> str:
     curve = next(iter(_curves(run, ("reward_mean",))), None)
-    was = "" if curve is None else f"; the mean reward was {curve.first:.3g}, then {curve.last:.3g}"
+    was = (
+        ""
+        if curve is None
+        else f"; the mean reward was {number(curve.first, 3)}, then {number(curve.last, 3)}"
+    )
     return f"no policy was evaluated twice{was}"
 
 
@@ -342,7 +346,7 @@ def _alike(games: Sequence[GameIndex]) -> tuple[Sequence[GameIndex], str]:
     for name, group in groups.items():
         rewards = {game.rewards.get(game.spec.viewpoint) for game in group}
         if name and len(group) > 1 and len(rewards) == 1:
-            return group, f"one of {len(group)} games of a group, all of reward {rewards.pop():+g}"
+            return group, f"one of {len(group)} games of a group, all of reward {rewards.pop():+zg}"
     return games[:MOST_GAMES], "its reward is that of all others"
 
 

@@ -25,14 +25,14 @@ def pieces(why: Why, run_dir: Path) -> Iterator[RenderableType]:
     """Parts of a page, the verdict first; commands stand in one line, however wide."""
     open_ones = [one for one, _, _ in why.signals if one.until is None]
     barren = any(one.weight != "slow" for one in open_ones)
-    style = "red" if barren else "yellow" if open_ones else "green"
-    yield Text(f"{why.verdict[:1].upper()}{why.verdict[1:]}.", f"bold {style}")
+    style = "bold red" if barren else "bold yellow" if open_ones or not why.usual else "bold green"
+    yield Text(f"{why.verdict[:1].upper()}{why.verdict[1:]}.", style)
     yield Text(why.about, "dim")
     yield from (Text(sentence, "yellow") for sentence in why.damage)
     if why.results:
         yield ""
         yield _table("evaluation", why.results)
-    if not why.signals:
+    if why.usual:
         yield Text("\nNo signal that the run learns less than it could.")
     for signal, when, curves in why.signals:
         yield ""

@@ -63,5 +63,5 @@ def likelihood(turn: Turn) -> str:
     tokens = counted(len(logprobs), "token")
     # Smaller ones would read 0.0%.
     chance = percent(math.exp(total), 1) if total > math.log(1e-3) else "below 0.1%"
-    mean = "" if len(logprobs) == 1 else f", mean {total / len(logprobs):.2f}"
-    return f", log-prob {total:.2f} in {tokens}{mean}, probability {chance}"
+    mean = "" if len(logprobs) == 1 else f", mean {total / len(logprobs):z.2f}"
+    return f", log-prob {total:z.2f} in {tokens}{mean}, probability {chance}"
