@@ -234,15 +234,51 @@ def test_games_that_end_alike_have_no_signal_and_others_have(name):
     assert signal_of(name, games(-1.0, -1.0, 0.0), buffer)
 
 
-def test_equal_rewards_are_a_signal_where_nothing_is_subtracted_from_them():
-    assert signal_of("reinforce", games(1.0, 1.0))
-    assert not signal_of("reinforce", games(0.0, 0.0, raw=1.0))
+def test_equal_rewards_are_no_signal_where_nothing_is_subtracted_from_them():
+    assert not signal_of("reinforce", games(1.0, 1.0))
+    assert signal_of("reinforce", games(1.0, -1.0))
+    assert signal_of("supervised", games(1.0, 1.0))
+    paid = [dataclasses.replace(one, reward=one.turn_index) for one in games(1.0, 1.0)]
+    assert signal_of("reinforce", paid)
+
+
+def lagging(*rewards: float, raw: tuple[float, ...]):
+    """Games whose rewards have a running mean of their seat subtracted."""
+    return [
+        dataclasses.replace(one, raw_reward=before, rewards={"role_advantage_by_env": one.reward})
+        for one, before in zip(games(*rewards), [x for x in raw for _ in range(2)], strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", ["reinforce", "grpo", "rloo", "ppo", "a2c"])
+def test_what_a_running_mean_lags_behind_equal_rewards_is_no_signal(name):
+    assert not signal_of(name, lagging(1.0, 0.95, 0.9025, raw=(1, 1, 1)), "buffer=episode")
+    assert signal_of(name, lagging(1.0, -0.95, 0.9025, raw=(1, -1, 1)), "buffer=episode")
+
+
+def test_a_running_mean_of_each_seat_leaves_no_signal_where_the_first_always_wins():
+    won = [*lagging(1.0, 0.95, raw=(1, 1))]
+    lost = [
+        dataclasses.replace(one, origin=f"{one.origin}b", player_id=1)
+        for one in lagging(-1.0, -0.95, raw=(-1, -1))
+    ]
+    assert not signal_of("reinforce", won + lost)
+
+
+def test_rewards_that_tell_equal_outcomes_apart_are_a_signal():
+    for name in ("reinforce", "ppo"):
+        assert signal_of(name, games(0.2, 0.7, raw=0.0), "buffer=episode")
+
+
+def test_one_sample_or_advantages_from_elsewhere_are_a_signal():
+    assert has_signal(Reinforce(ReinforceConfig(), 8), games(1.0)[:1], (1.0,))
+    assert has_signal(Reinforce(ReinforceConfig(), 8), games(1.0, 1.0), (0.1, 0.2, 0.3, 0.4))
 
 
 def test_a_critic_has_a_signal_in_feedback_on_turns_and_none_in_baselines_of_seats():
     given = ("ppo", games(-1.0, -1.0, feedback=0.5), "buffer=episode")
     assert signal_of(*given)
-    assert not signal_of("ppo", games(-0.3, 0.3, raw=0.0), "buffer=episode")
+    assert not signal_of("ppo", lagging(-0.3, 0.3, raw=(0.0, 0.0)), "buffer=episode")
 
 
 def test_a_critic_has_no_signal_in_raw_rewards_that_the_transforms_make_equal():

@@ -355,7 +355,8 @@ def test_turns_without_an_advantage_and_the_gap_between_seats_are_measured():
     metrics = learner.update(parts.batch(samples)).metrics
     assert metrics["no_advantage_share"] == 0.75
     assert metrics["seat_gap"] == 0.75 - -0.5
-    assert metrics["reward_spread"] == 2.0
+    assert metrics["reward_spread"] == pytest.approx(0.5)
+    assert metrics["raw_reward_spread"] == 2.0
     assert (metrics["seat_share_min"], metrics["seat_share_max"]) == (0.25, 0.5)
     alone = learner.update(parts.batch(samples[:2])).metrics
     assert "seat_gap" not in alone

@@ -239,6 +239,12 @@ def test_games_that_all_players_win_together_need_no_other_opponents():
         assert mend in all_signals(asked(*overrides), 1, reward_spread=0.0)["equal_rewards"].mend
 
 
+def test_rewards_that_make_different_games_equal_are_what_is_mended():
+    found = all_signals(asked(), 1, reward_spread=0.0, raw_reward_spread=2.0)["equal_rewards"]
+    assert "rewards" in found.mend
+    assert "opponents" not in found.mend
+
+
 def in_games(figure: str, **shares: float) -> Signal | None:
     """The signal of three games with these shares; underscores stand for hyphens."""
     judge = Judge(asked("env=multi"))

@@ -29,11 +29,11 @@ def has_signal(
 ) -> bool:
     """Whether a batch says which answers are better, so that the policy may step.
 
-    Without a critic it does where an advantage is not 0: normalising leaves equal rewards at 0.
-    With one it does where the returns differ, raw ones and those after the transforms: else the
-    advantages are errors of the critic, or baselines of seats. A KL penalty or an entropy bonus
-    alone is no reason to step, as the optimizer makes a step of usual size of whatever is left,
-    unless the algorithm declares a ``moving_reference``, towards which it goes on purpose.
+    It does where returns differ (``reward_spread``) and, without a critic, an advantage is not 0:
+    else advantages are errors of a critic or of a running mean, or one push for all answers. A KL
+    penalty or an entropy bonus alone is no reason to step, as the optimizer makes a step of usual
+    size of whatever is left, unless the algorithm declares a ``moving_reference``, towards which it
+    goes on purpose.
 
     Args:
         samples: The whole batch.
@@ -47,22 +47,69 @@ def has_signal(
     """
     if steps_anyway(algorithm):
         return True
+    # Not ``>``: what is not a number has to reach the optimizer, which reports it.
+    differ = reward_spread(algorithm, samples) != 0
     if algorithm.needs_values:
-        raw = _returns(samples, [sample.raw_reward for sample in samples])
-        shaped = _returns(samples, [sample.outcome_reward for sample in samples])
-        return bool(samples) and not (is_constant(raw) or is_constant(shaped))
-    # Not ``>``: an advantage that is not a number has to reach the optimizer, which reports it.
-    return not all(abs(advantage) <= _ROUNDING for advantage in advantages)
+        return differ
+    if all(abs(advantage) <= _ROUNDING for advantage in advantages):
+        return False
+    # One sample says nothing of what others would have. Without a baseline of seats, advantages
+    # that differ where no return does come from elsewhere: a user's algorithm may read a teacher.
+    noise = is_constant(advantages) or any(
+        _before_baseline(sample) is not None for sample in samples
+    )
+    return differ or len(samples) < 2 or not noise
 
 
-def _returns(samples: Sequence[Sample], outcomes: Sequence[float]) -> list[float]:
-    """Outcome of each sample's game, with what this turn and later ones are paid beside it."""
+def reward_spread(algorithm: Algorithm, samples: Sequence[Sample]) -> float:
+    """Largest less least return of a batch that is trained on; 0 where they are all the same.
+
+    With a critic a return is the outcome of the game with what this turn and later ones are paid
+    beside it, else the reward of the turn. A running mean of a seat (``role_advantage``) lags
+    behind, and so differs from game to game: where one is subtracted, returns are the same where
+    those of each seat are before it.
+    """
+    if not samples:
+        return 0.0
+    whole = algorithm.needs_values
+    trained = _returns(samples, [sample.outcome_reward for sample in samples], whole)
+    earned = [_before_baseline(sample) for sample in samples]
+    outcomes = [
+        sample.outcome_reward if before is None else before
+        for sample, before in zip(samples, earned, strict=True)
+    ]
+    compared: dict[tuple[str, int] | None, list[float]] = defaultdict(list)
+    for sample, before, gained in zip(
+        samples, earned, _returns(samples, outcomes, whole), strict=True
+    ):
+        seat = None if before is None else (sample.env_id, sample.player_id)
+        compared[seat].append(gained)
+    if is_constant(trained) or all(is_constant(gained) for gained in compared.values()):
+        return 0.0
+    return max(trained) - min(trained)
+
+
+def _before_baseline(sample: Sample) -> float | None:
+    """The outcome before the first baseline of its seat is subtracted; None where none is."""
+    before = sample.raw_reward
+    for name, after in sample.rewards.items():
+        if name.startswith("role_advantage"):
+            return before
+        before = after
+    return None
+
+
+def _returns(
+    samples: Sequence[Sample], outcomes: Sequence[float], rest_of_game: bool
+) -> list[float]:
+    """Outcome of each sample's game, with what its turn is paid beside it, and later ones are."""
     paid: dict[tuple[str, int], float] = defaultdict(float)
-    returns = []
+    returns = list[float]()
     for sample, outcome in zip(reversed(samples), reversed(outcomes), strict=True):
-        paid[sample.episode] += sample.reward - sample.outcome_reward
+        beside = sample.reward - sample.outcome_reward
+        paid[sample.episode] = beside + (paid[sample.episode] if rest_of_game else 0.0)
         returns.append(outcome + paid[sample.episode])
-    return returns
+    return returns[::-1]
 
 
 def standardize(values: Sequence[float], divide: bool = True) -> list[float]:

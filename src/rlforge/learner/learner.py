@@ -191,7 +191,7 @@ class Learner:
             **inputs.metrics,
             **moved,
             **optimizer_metrics(done),
-            **batch_metrics(batch, selection, self._made),
+            **batch_metrics(batch, selection, self._made, self._algorithm),
             **logprob_metrics(
                 selection,
                 batch.samples,

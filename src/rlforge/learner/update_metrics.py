@@ -27,7 +27,8 @@
                      token, over some turns of the batch (``rlforge.learner.gap.movement``)
 ``reward_mean``      after the transforms; ``raw_reward_mean`` before; ``advantage_mean``;
                      ``no_advantage_share`` of the turns have an advantage of 0
-``reward_spread``    largest raw reward less the smallest
+``reward_spread``    largest return that is trained on less the smallest
+                     (``rlforge.algorithms.advantages``); ``raw_reward_spread`` of raw rewards
 ``seat_gap``         mean raw reward of the first seat's turns, less that of the others
 ``seat_share_min``   share of the samples that the seat with the fewest has, of the seats that have
                      any; ``seat_share_max`` of the one with the most
@@ -56,6 +57,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlforge.algorithms.advantages import reward_spread
+from rlforge.algorithms.base import Algorithm
 from rlforge.learner.batching import Row, Selection
 from rlforge.models.targets import LINEAR
 from rlforge.samples import Sample, TrainBatch
@@ -141,10 +144,15 @@ def optimizer_metrics(steps: Sequence[OptimizerStep]) -> dict[str, float]:
     }
 
 
-def batch_metrics(batch: TrainBatch, selection: Selection, made: Sequence[int]) -> dict[str, float]:
+def batch_metrics(
+    batch: TrainBatch, selection: Selection, made: Sequence[int], algorithm: Algorithm
+) -> dict[str, float]:
     """Rewards and lags of the batch, and counts of samples that are not trained on.
 
-    made: versions of the policy that updates have made, in order.
+    Args:
+        batch, selection: Samples, and those of them that are trained on.
+        made: Versions of the policy that updates have made, in order.
+        algorithm: It says which returns are trained on.
     """
     versions = [batch.samples[row.sample].policy_version for row in selection.turns]
     lags = [len(made) - bisect_right(made, one) for one in versions if one != OTHER_RUN]
@@ -159,7 +167,8 @@ def batch_metrics(batch: TrainBatch, selection: Selection, made: Sequence[int]) 
         "samples_truncated": float(selection.truncated),
         "reward_mean": _mean([sample.reward for sample in batch.samples]),
         "raw_reward_mean": _mean(raw),
-        **({"reward_spread": max(raw) - min(raw)} if raw else {}),
+        **({"reward_spread": reward_spread(algorithm, batch.samples)} if raw else {}),
+        **({"raw_reward_spread": max(raw) - min(raw)} if raw else {}),
         **({"seat_share_min": min(shares), "seat_share_max": max(shares)} if shares else {}),
         **({"seat_gap": _mean(first) - _mean(others)} if first and others else {}),
         **({"lag_mean": _mean(lags), "lag_max": float(max(lags))} if lags else {}),

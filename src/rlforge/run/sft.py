@@ -32,7 +32,8 @@ _OF_GAMES = frozenset(
             "reward_mean",
             "raw_reward_mean",
         ),
-        *("reward_spread", "advantage_mean", "seat_share_min", "seat_share_max"),
+        *("reward_spread", "raw_reward_spread", "advantage_mean"),
+        *("seat_share_min", "seat_share_max"),
         *("dropped_stale", "dropped_stale_share"),
     )
 )
