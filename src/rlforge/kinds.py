@@ -71,6 +71,8 @@ class RunKind(ABC, Generic[C]):
     generates = True
     #: Whether it has a learner.
     learns = True
+    #: Bytes of Ray, the driver and processes without a model, measured with games of few turns.
+    host_bytes = 700 * 2**20
     #: What its progress counts.
     unit = "update"
     #: ``module:Thing``, a ``rlforge.record.recorded.Recorded``; empty: nothing can be verified.

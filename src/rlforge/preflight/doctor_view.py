@@ -122,7 +122,8 @@ def _cards(memory: Memory) -> list[RenderableType]:
     plan = memory.plan
     lines = [
         f"{_holds(card)}: at least {_gib(plan.need(card))} of {_gib(card.usable)} usable GiB "
-        f"({memory.device}: {_gib(card.capacity)} GiB)"
+        f"({memory.device}: {_gib(card.capacity)} GiB"
+        f"{f', {_gib(card.others)} for the other processes' if card.others else ''})"
         for card in plan.cards
     ]
     if plan.alternate:

@@ -42,12 +42,9 @@ from rlforge.types import value
 
 State = Literal["ok", "note", "problem"]
 
-#: Bytes of Ray, of the driver and of processes without a model.
-HOST_BYTES = 600 * 2**20
-
-#: Bytes that a learner or an engine takes on a CPU beside its process, with the smallest model:
-#: allocators keep what the largest batch took. With board games it is the second number.
-BATCH_BYTES = (225 * 2**20, 400 * 2**20)
+#: Bytes that a learner or an engine takes on a CPU beside its process, with the smallest model. The
+#: second number is with board games, whose texts and samples other processes hold as well.
+BATCH_BYTES = (130 * 2**20, 370 * 2**20)
 
 #: Open files with which a run neither fails nor waits for ever.
 LEAST_FILES = 512
@@ -198,9 +195,12 @@ def _of_ray() -> Iterator[Finding]:
 
 def _memory(config: PolicyConfig) -> Finding:
     """Judge the memory by what the processes of a run take with the smallest model."""
-    engines = config.engine.num_engines if kind_of(config).generates else 0
-    processes = engines + (config.learner.num_learners if kind_of(config).learns else 0)
-    least, usual = (HOST_BYTES + processes * (PROCESS_BYTES["cpu"] + each) for each in BATCH_BYTES)
+    kind = kind_of(config)
+    engines = config.engine.num_engines if kind.generates else 0
+    processes = engines + (config.learner.num_learners if kind.learns else 0)
+    least, usual = (
+        kind.host_bytes + processes * (PROCESS_BYTES["cpu"] + each) for each in BATCH_BYTES
+    )
     there, limit = ram(), memory_limit()
     capped = limit is not None and limit.number <= there
     where = f", the limit of {limit.group}" if limit is not None and capped else ""

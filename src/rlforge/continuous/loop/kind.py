@@ -28,6 +28,8 @@ class Continuous(RunKind[ContinuousConfig]):
     """Windows of agents' decisions, or of episodes and requests."""
 
     root = ContinuousConfig
+    # The driver holds market, store and scorer.
+    host_bytes = 1150 * 2**20
     unit = "window"
     recorded = "rlforge.continuous.loop.journal:RecordedWindows"
     report = "rlforge.continuous.report:page"

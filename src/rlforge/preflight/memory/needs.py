@@ -19,6 +19,11 @@ GIB = 2**30
 LASTING = frozenset({"weights", "versions", "other models", "adapter", "AdamW states"})
 
 
+#: Most bytes, and share of a pass, that the allocator of a CPU keeps in pieces of earlier passes.
+# Passes of ever new sizes leave such pieces; blocks of more than 32 MiB go back at once.
+MOST_PIECES, PIECES_OF_PASS = 256 * 2**20, 2.5
+
+
 class Need(dict[str, int]):
     """Bytes of one process at its peak, by the name of the part."""
 
@@ -125,6 +130,12 @@ def learner_need(job: LearnerJob, process: int, versions: int = 0, policies: int
             "process": process,
         }
     )
+
+
+def with_pieces(learner: Need) -> Need:
+    """A learner on a CPU, whose allocator keeps pieces of its passes."""
+    one_pass = learner.only("activations", "logits", "workspace").total
+    return Need(learner | {"allocator": min(MOST_PIECES, int(PIECES_OF_PASS * one_pass))})
 
 
 def kept_bytes(job: LearnerJob) -> int:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from rlforge.config.per_policy import policy_names
 from rlforge.config.schema import HardwareConfig, PolicyConfig
+from rlforge.kinds import kind_of
 from rlforge.models.shape import ModelShape
 from rlforge.preflight.memory.needs import (
     GIB,
@@ -20,6 +21,7 @@ from rlforge.preflight.memory.needs import (
     learner_need,
     reading_bytes,
     sequence_bytes,
+    with_pieces,
 )
 from rlforge.system.limits import (
     PROMPT_TOKENS,
@@ -35,9 +37,11 @@ from rlforge.types import value
 USABLE = 0.95
 
 #: Bytes of a process without its tensors.
-# The figure for cuda is a usual one, not measured. The CPU's is Python with torch, transformers and
-# Ray.
-PROCESS_BYTES = {"cuda": 640 * 2**20, "cpu": 420 * 2**20}
+# The figure for cuda is a usual one, not measured. The CPU's is measured: Python with torch,
+# transformers, PEFT and Ray has 330 MiB for itself, and compiled products of matrices take 60
+# (``rlforge.models.devices.KEPT_SHAPES``). Files of libraries are not counted: all processes share
+# them, and the kernel takes their pages back.
+PROCESS_BYTES = {"cuda": 640 * 2**20, "cpu": 390 * 2**20}
 
 #: Tokens that vLLM reads in a step unless ``engine.vllm.max_num_batched_tokens`` is set.
 VLLM_STEP_TOKENS = 8192
@@ -47,16 +51,17 @@ Verdict = Literal["fits", "tight", "does not fit"]
 
 @value
 class Card:
-    """A kind of card, and how many learner ranks and engines share one."""
+    """A kind of card, or the RAM, and how many learner ranks and engines share one."""
 
     learners: int
     engines: int
     count: int  #: cards of this kind
     capacity: int  #: bytes of one
+    others: int = 0  #: bytes that other processes of the run take
 
     @property
     def usable(self) -> int:
-        return int(self.capacity * USABLE)
+        return max(0, int(self.capacity * USABLE) - self.others)
 
 
 def place(hardware: HardwareConfig, learners: int, engines: int, capacity: int) -> tuple[Card, ...]:
@@ -156,11 +161,15 @@ def make_plan(
     versions = kept_versions(config) if device == "cpu" else 0
     trained = learner_job(config, shape, bf16=bf16)
     learner = learner_need(trained, process, versions, len(policy_names(config)))
+    if device == "cpu":
+        learner = with_pieces(learner)
     offloads = device == "cuda" and config.hardware.offload_learner
-    idle = learner.only("process", *(() if offloads else LASTING))
+    idle = learner.only("process", "allocator", *(() if offloads else LASTING))
     resting = idle if alternate else learner
     job = engine_job(config, shape, device, bf16=bf16, gpus=hardware.engine_gpus)
     cards = place(hardware, config.learner.num_learners, config.engine.num_engines, capacity)
+    if device == "cpu":
+        cards = (dataclasses.replace(cards[0], others=kind_of(config).host_bytes),)
     per_sequence = sequence_bytes(job)
     one_each = [dataclasses.replace(other, sequences=1) for other in others]
     # A vLLM engine takes all that is left at its start, so other models need room for all
