@@ -310,6 +310,7 @@ def test_what_is_played_without_a_batch_adds_to_the_update_before_and_ends_no_si
     assert [one.name for one in judge.add({**wait, "games_without_batch": 1024})] == ["no_batch"]
     assert [one.name for one in judge.final] == ["context_limit"]
     names_after(judge, 2)
+    assert judge.final == []  # the newest batch does not show it
     for _ in range(5):
         assert judge.add(row(2) | {"games": 900}) == []
     assert [one.until for one in judge.add(row(3))] == [3, 3]

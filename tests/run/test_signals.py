@@ -38,5 +38,6 @@ def test_a_run_whose_games_give_no_sample_stops_before_its_first_update(train, t
     assert "nothing can be learned, and on_no_signal=stop" in ended.err.splitlines()[-1]
     summary = read_json(tmp_path / "run/summary.json")
     assert (summary["status"], summary["updates"]) == ("failed", 0)
-    explained = explain(tmp_path / "run").verdict
-    assert explained.startswith("nothing was learned since update 0: turn_limit")
+    why = explain(tmp_path / "run")
+    assert why.verdict == "nothing was learned since update 0: turn_limit, no_batch"
+    assert {game.why for game in why.games} == {"turn_limit: turn limit at turn 1"}

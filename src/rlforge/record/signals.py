@@ -185,7 +185,10 @@ class Judge:
     @property
     def final(self) -> list[Signal]:
         """Signals that nothing in the course of the run can end, as two lines have shown."""
-        return [one for one in self.open if one.weight == "final" and self._shown[one.name] > 1]
+        shown = [
+            one for one in self.open if self._shown[one.name] > 1 and not self._quiet[one.name]
+        ]
+        return [one for one in shown if one.weight == "final"]
 
     def add(self, seen: Row | EvalResult) -> list[Signal]:
         """Judge a line of metrics.jsonl, a wait or an evaluation; returns what began or ended."""

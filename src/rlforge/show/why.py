@@ -314,6 +314,8 @@ def _of_signal(run: RunData, newest: Sequence[GameIndex], signal: Signal) -> Ite
     elif signal.name in ("no_advantage", "equal_rewards", "skipped_steps"):
         group, alike = _alike(during)
         yield from _whole(run, group, signal.name, alike)
+    elif signal.name == "no_batch":
+        yield from _whole(run, during, signal.name, "one of the games without a batch")
     elif signal.name == "below_start":
         for rival, env in _below(run):
             lost = [one for one in _ended(newest, "eval", "loss", rival) if one.spec.env_id == env]
