@@ -90,7 +90,7 @@ def continuous(
     """Train on one window of decisions after another; the last line printed is the run directory.
 
     For each window: collect its decisions, score them, train on the good ones, and
-    deploy the new version. Ctrl-C ends the run after its current phase.
+    deploy the new version. Ctrl-C ends the run, in an update after it.
 
     **Examples**
 
