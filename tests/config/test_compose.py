@@ -8,7 +8,7 @@ from rlforge.config.keys import conf_dir
 from rlforge.config.overrides import in_grammar
 from rlforge.config.roots import compose_any
 from rlforge.config.training import ALGORITHM_CONFIGS, GrpoConfig
-from rlforge.errors import ConfigError
+from rlforge.errors import ConfigError, DamagedError
 
 
 def test_groups_and_overrides_become_typed_objects():
@@ -83,7 +83,7 @@ def refused(folder, group, content, said):
 
 def test_a_damaged_run_configuration_is_named_with_its_line(tmp_path):
     (tmp_path / "config.yaml").write_text("kind: games\nname: {a\n")
-    with pytest.raises(ConfigError, match=r"config\.yaml: while parsing .* line 2"):
+    with pytest.raises(DamagedError, match=r"config\.yaml: while parsing .* line 2"):
         from_yaml(tmp_path / "config.yaml")
 
 
@@ -116,7 +116,7 @@ def test_what_is_missing_or_no_text_is_named(tmp_path):
     with pytest.raises(ConfigError, match="is this a run directory"):
         from_yaml(file)
     file.write_bytes(b"name: \xff\xfe\n")
-    with pytest.raises(ConfigError, match=r"config\.yaml: 'utf-8' codec"):
+    with pytest.raises(DamagedError, match=r"config\.yaml: 'utf-8' codec"):
         from_yaml(file)
 
 

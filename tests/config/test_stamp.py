@@ -3,7 +3,7 @@
 import pytest
 
 from rlforge.config.compose import compose, from_yaml, run_yaml
-from rlforge.errors import ConfigError
+from rlforge.errors import DamagedError
 
 CONFIG = compose(["+experiment=kuhn_grpo"]).config
 
@@ -26,7 +26,7 @@ def test_a_file_that_is_cut_at_any_place_is_refused(file):
     for length in (*range(140), *range(140, len(content), 97), len(content) - 1):
         file.write_bytes(content[:length])
         with pytest.raises(
-            ConfigError, match=r"config\.yaml: (is cut short|is empty|not a mapping)"
+            DamagedError, match=r"config\.yaml: (is cut short|is empty|not a mapping)"
         ):
             from_yaml(file)
 
@@ -34,7 +34,7 @@ def test_a_file_that_is_cut_at_any_place_is_refused(file):
 def test_a_change_by_hand_is_refused_until_the_first_line_is_deleted(file):
     text = file.read_text().replace("seed: 0", "seed: 3")
     file.write_text(text)
-    with pytest.raises(ConfigError, match="delete that line if the change is meant"):
+    with pytest.raises(DamagedError, match="delete that line if the change is meant"):
         from_yaml(file)
     file.write_text(text.partition("\n")[2])
     assert from_yaml(file).seed == 3

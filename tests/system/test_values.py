@@ -12,9 +12,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from rlforge import types
-from rlforge.record.progress import Progress
+from rlforge.record.progress import Progress, WinRateRow
 from rlforge.record.results import PoolSnapshot
 from rlforge.samples import Sample
+from rlforge.system.hardware import GpuLoad
 from rlforge.system.values import Codec, from_json, json_ready, to_json
 from rlforge.types import GameRecord, PolicyRef, value
 
@@ -38,9 +39,12 @@ def contents(hint: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from([first, *others])
     if get_origin(hint) is tuple:
         return st.lists(contents(first), max_size=2).map(tuple)
+    if get_origin(hint) is list:
+        return st.lists(contents(first), max_size=3)
     if get_origin(hint) is Mapping:
         finite = st.floats(allow_nan=False, allow_infinity=False)
-        items = ANYTHING if others == [Any] else finite
+        known = {Any: ANYTHING, float: finite}
+        items = known[others[0]] if others[0] in known else contents(others[0])
         return st.dictionaries(contents(first), items, max_size=2)
     return st.none() | contents(first)
 
@@ -102,3 +106,22 @@ def test_json_ready_writes_strict_json():
     ready = json_ready({"nan": math.nan, "inf": -math.inf, 3: {"x": {1}}, "none": None})
     written = {"nan": None, "inf": None, "3": {"x": [1]}, "none": None}
     assert json.loads(json.dumps(ready, allow_nan=False)) == written
+
+
+@pytest.mark.parametrize(
+    ("cls", "field", "wrong"),
+    [
+        (PolicyRef, "uid", 3),
+        (PolicyRef, "kind", ["hf"]),
+        (PolicyRef, "version", "3"),
+        (GpuLoad, "used", "much"),
+        (WinRateRow, "history", [0.5, "half"]),
+        (WinRateRow, "ci95", 0.5),
+        (Progress, "learner", {"loss": "low"}),
+        (Progress, "win_rates", "none"),
+        (PoolSnapshot, "results", {"base": {"step-1": "2:1"}}),
+    ],
+)
+def test_json_of_another_type_is_refused_with_its_field(cls, field, wrong):
+    with pytest.raises(ValueError, match=rf"@ \$\.{field}"):
+        from_json(cls, {field: wrong})

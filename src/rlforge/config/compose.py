@@ -34,7 +34,7 @@ from rlforge.config.rules import as_values, changed, missing, read, value_at
 from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.stamp import check_stamp, stamped
 from rlforge.config.training import algorithm_config
-from rlforge.errors import ConfigError, first_line, raise_all, refusals
+from rlforge.errors import ConfigError, DamagedError, first_line, raise_all, refusals
 
 C = TypeVar("C", bound=PolicyConfig)
 C_co = TypeVar("C_co", bound=PolicyConfig, covariant=True)
@@ -305,7 +305,10 @@ def from_yaml(path: Path, root: type[C], *, gone: bool = False) -> C: ...
 
 
 def from_yaml(path: Path, root: type[Any] = RunConfig, *, gone: bool = False) -> Any:
-    """Read a run's ``config.yaml``; ConfigError if damaged. gone: leave unknown keys out."""
+    """Read a run's ``config.yaml``; DamagedError where it is not whole, ConfigError for its values.
+
+    gone: leave unknown keys out.
+    """
     try:
         values = OmegaConf.to_container(run_mapping(path), resolve=True)
         own = own_values(root, cast("dict[str, Any]", values))
@@ -335,12 +338,18 @@ def _read_known(root: type[C], values: dict[str, Any]) -> C:
 
 
 def run_mapping(path: Path) -> DictConfig:
-    """The keys of a run's ``config.yaml``; ConfigError where it is missing or damaged."""
+    """The keys of a run's ``config.yaml``; DamagedError for none, ConfigError without the file."""
     # Keys that a cut file lacks would get their defaults: another experiment would go on.
     check_stamp(path)
-    found = load_mapping(path)
+    try:
+        found = load_mapping(path)
+    except ConfigError as error:
+        # Nobody has typed what a crash or a full disk leaves; another folder may be meant.
+        if path.exists():
+            raise DamagedError(str(error)) from None
+        raise
     if not found:
-        raise ConfigError(f"{path}: is empty; restore it from a copy of the run")
+        raise DamagedError(f"{path}: is empty; restore it from a copy of the run")
     return found
 
 

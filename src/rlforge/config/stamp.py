@@ -6,7 +6,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from rlforge.errors import ConfigError
+from rlforge.errors import DamagedError
 
 _STAMP = re.compile(rb"# sha256 ([0-9a-f]{64}) of all below[^\n]*\n")
 
@@ -18,7 +18,7 @@ def stamped(text: str) -> str:
 
 
 def check_stamp(path: Path) -> None:
-    """Raise ConfigError where a file of ``stamped`` was cut short or changed.
+    """Raise DamagedError where a file of ``stamped`` was cut short or changed.
 
     Example:
         >>> import tempfile
@@ -27,7 +27,7 @@ def check_stamp(path: Path) -> None:
         ...     _ = file.write_text(stamped("seed: 1\\nname: x\\n")[:-8])
         ...     try:
         ...         check_stamp(file)
-        ...     except ConfigError as error:
+        ...     except DamagedError as error:
         ...         print(str(error).rpartition(": ")[2].partition(" (")[0])
         is cut short or was changed
     """
@@ -36,7 +36,7 @@ def check_stamp(path: Path) -> None:
     found = _STAMP.match(content)
     # Files of earlier versions have no such line.
     if found and hashlib.sha256(content[found.end() :]).hexdigest().encode() != found[1]:
-        raise ConfigError(
+        raise DamagedError(
             f"{path}: is cut short or was changed (its first line has the sha256 of others); "
             "restore it, or delete that line if the change is meant"
         )

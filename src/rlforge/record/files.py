@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from rlforge.errors import RlforgeError, check_type, counted, first_line, nearest
+from rlforge.record.forms import checked
 from rlforge.system.files import atomic_write, reading
 from rlforge.system.output import crashes_to_stderr
 from rlforge.system.values import from_json, json_ready
@@ -25,14 +26,6 @@ from rlforge.types import value
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-_STEP: Mapping[str, type] = {"step": int}
-#: What readers rely on in each line of a growing file.
-_FIELDS: Mapping[str, Mapping[str, type]] = {
-    **dict.fromkeys(("metrics.jsonl", "evals.jsonl", "exact.jsonl", "sentinel.jsonl"), _STEP),
-    **dict.fromkeys(("ratings.jsonl", "scalars.jsonl", "digests.jsonl"), _STEP),
-    "windows.jsonl": {"window": int, "window_id": str},
-}
 
 
 class RunFile:
@@ -260,16 +253,9 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in ``path``, empty where there is no file; DamagedError if it is damaged."""
     try:
         with reading(path):
-            data: dict[str, Any] = dict(_object(json.loads(path.read_bytes().decode())))
+            return checked(path, json.loads(path.read_bytes().decode()))
     except FileNotFoundError:
         return {}
-    return data
-
-
-def _object(data: Any) -> Mapping[str, Any]:
-    if not isinstance(data, dict):
-        raise ValueError("no object")
-    return data
 
 
 def value_in(cls: type[T], data: Any, path: Path) -> T:
@@ -314,7 +300,6 @@ def read_intact(path: Path) -> tuple[list[dict[str, Any]], str | None]:
     """
     if not path.is_file():
         return [], None
-    fields = _FIELDS.get(path.name, {})
     # After the last newline is what is being written, or what a crash cut short.
     *lines, _unfinished = path.read_bytes().split(b"\n")
     rows: list[dict[str, Any]] = []
@@ -322,17 +307,11 @@ def read_intact(path: Path) -> tuple[list[dict[str, Any]], str | None]:
     for number, line in enumerate(lines, start=1):
         try:
             # Line by line: bytes that are no UTF-8 must not hide the intact lines.
-            row = _object(json.loads(line.decode()))
+            rows.append(checked(path, json.loads(line.decode())))
         except UnicodeDecodeError:
             damaged.append((number, "not UTF-8"))
         except (ValueError, RecursionError) as error:
             damaged.append((number, first_line(error)))
-        else:
-            lacking = [key for key, kind in fields.items() if not isinstance(row.get(key), kind)]
-            if lacking:
-                damaged.append((number, f"no {lacking[0]}"))
-            else:
-                rows.append(dict(row))
     if not damaged:
         return rows, None
     number, why = damaged[0]

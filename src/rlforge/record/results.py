@@ -151,11 +151,11 @@ class PoolSnapshot:
     mode: str
     current: str | None
     entries: tuple[PoolEntry, ...]
-    matches: Mapping[str, Any]
-    results: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    matches: Mapping[str, Mapping[str, int]]
+    results: Mapping[str, Mapping[str, list[int]]] = dataclasses.field(default_factory=dict)
     ladder: tuple[LadderRow, ...] = ()
     unrated_out_of_range: int = 0
-    exploration: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    exploration: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     @property
     def coverage(self) -> dict[str, float]:
@@ -182,8 +182,8 @@ class Ratings:
     step: int
     time_s: float
     current: str | None
-    coverage: Mapping[str, Any]
-    ratings: Mapping[str, Any]
+    coverage: Mapping[str, float]
+    ratings: Mapping[str, list[float]]
 
 
 @value

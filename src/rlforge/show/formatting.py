@@ -30,8 +30,8 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def duration(seconds: float | None) -> str:
-    """``4:05``, ``1:04:05`` or ``3 d 04:05``; a dash for None."""
-    if seconds is None:
+    """``4:05``, ``1:04:05`` or ``3 d 04:05``; a dash for what is unknown."""
+    if seconds is None or not math.isfinite(seconds):
         return NOTHING
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -42,7 +42,9 @@ def duration(seconds: float | None) -> str:
 
 
 def count(number: float) -> str:
-    """``950``, ``12,345``, ``1.23M``."""
+    """``950``, ``12,345``, ``1.23M``; a dash for what is unknown."""
+    if not math.isfinite(number):
+        return NOTHING
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
         if abs(number) >= size:
             return f"{number / size:.2f}{letter}"
@@ -64,8 +66,10 @@ def per_second(rate: float) -> str:
 
 
 def percent(share: float | None, digits: int = 0) -> str:
-    """A share of 0..1 as ``68%``; a dash for None."""
-    return NOTHING if share is None else f"{100 * share:z.{digits}f}%"
+    """A share of 0..1 as ``68%``; a dash for what is unknown."""
+    if share is None or not math.isfinite(share):
+        return NOTHING
+    return f"{100 * share:z.{digits}f}%"
 
 
 def elo(points: float) -> str:
@@ -96,5 +100,6 @@ def sparkline(shares: Iterable[float | None]) -> str:
     """Shares of 0..1 as block characters, ``▁`` to ``█``; a gap for None."""
     top = len(_BLOCKS) - 1
     return "".join(
-        " " if share is None else _BLOCKS[min(max(round(share * top), 0), top)] for share in shares
+        " " if share is None or math.isnan(share) else _BLOCKS[min(max(round(share * top), 0), top)]
+        for share in shares
     )

@@ -252,7 +252,8 @@ def _share_bar(name: str, share: float | None) -> RenderableType:
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(no_wrap=True)
     grid.add_column(ratio=1)
-    bar = "" if share is None else ProgressBar(total=1.0, completed=min(max(share, 0.0), 1.0))
+    known = share is not None and share >= 0
+    bar = ProgressBar(total=1.0, completed=min(share or 0.0, 1.0)) if known else ""
     grid.add_row(pair(name, percent(share)), bar)
     return grid
 

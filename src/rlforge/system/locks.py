@@ -127,7 +127,7 @@ class RunLock(Lock):
 def _named(content: bytes) -> dict[str, Any] | None:
     try:
         return dict(json.loads(content))
-    except ValueError:
+    except (TypeError, ValueError):
         # The holder has not written its name yet.
         return None
 

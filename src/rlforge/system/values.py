@@ -7,7 +7,7 @@ import json
 import math
 import types
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -108,7 +108,7 @@ def _read(form: _Form, cls: type[T], data: Any) -> T:
     return made
 
 
-#: Token ids and log-probs are long: numbers are passed on without a look at each.
+#: Token ids and log-probs are long: numbers are passed on without a hook for each.
 _NUMBERS = (tuple[int, ...], tuple[float, ...], tuple[float, float])
 _BY_NUMBER = (Mapping[int, float],)
 
@@ -161,13 +161,12 @@ def _converter(form: _Form) -> Any:
 
     made.register_unstructure_hook_factory(dataclasses.is_dataclass, encoder)
     made.register_structure_hook_factory(dataclasses.is_dataclass, decoder)
-    # JSON has null for a float that is not finite, which must be read, too. Words that a later
-    # version adds to a literal are kept.
-    made.register_structure_hook(float, lambda content, _: content)
-    made.register_structure_hook_func(_is_word, lambda content, _: content)
     made.register_unstructure_hook_func(_NUMBERS.__contains__, lambda content: content)
-    made.register_structure_hook_func(_NUMBERS.__contains__, lambda content, _: tuple(content))
     if form != "json":
+        # Arrow has checked the types of the columns.
+        made.register_structure_hook(float, lambda content, _: content)
+        made.register_structure_hook_func(_is_word, lambda content, _: content)
+        made.register_structure_hook_func(_NUMBERS.__contains__, lambda content, _: tuple(content))
         made.register_unstructure_hook(str, writable)
         made.register_unstructure_hook_func(_is_object, _to_json_text)
         made.register_structure_hook_func(_is_object, lambda text, _: json.loads(text))
@@ -177,12 +176,51 @@ def _converter(form: _Form) -> Any:
         made.register_structure_hook_func(_BY_NUMBER.__contains__, lambda pairs, _: dict(pairs))
     else:
         made.register_unstructure_hook_func(_is_object, dict)
-        made.register_structure_hook_func(_is_object, lambda content, _: content)
         made.register_unstructure_hook_func(
             _BY_NUMBER.__contains__,
             lambda content: {str(key): each for key, each in content.items()},
         )
+        _check_types(made)
     return made
+
+
+def _check_types(made: Any) -> None:
+    """Let the converter of JSON refuse what a file of a run can only hold when it is damaged."""
+
+    def number_by_number(content: Any, _: Any) -> dict[int, Any]:
+        pairs = _plain((dict,), content).items()
+        return {int(key): made.structure(each, float) for key, each in pairs}
+
+    def by_text(content: Any, hint: Any) -> dict[str, Any]:
+        pairs, kind = _plain((dict,), content).items(), get_args(hint)[1]
+        return {key: made.structure(each, kind) for key, each in pairs}
+
+    def number(content: Any, _: Any) -> Any:
+        # JSON has null for a float that is not finite.
+        return math.nan if content is None else _plain((int, float), content)
+
+    made.register_structure_hook(float, number)
+    for cls, taken in ((int, (int,)), (bool, (bool,)), (str, (str,))):
+        made.register_structure_hook(cls, partial(_plain, taken))
+    # Words that a later version adds to a literal are kept.
+    made.register_structure_hook_func(_is_word, partial(_plain, (str,)))
+    made.register_structure_hook_func(_NUMBERS.__contains__, _numbers)
+    made.register_structure_hook_func(_BY_NUMBER.__contains__, number_by_number)
+    made.register_structure_hook_func(_is_object, by_text)
+
+
+def _plain(taken: tuple[type, ...], content: Any, _: Any = None) -> Any:
+    if not isinstance(content, taken):
+        raise TypeError(f"it is {content!r:.60}")
+    return content
+
+
+def _numbers(content: Any, _: Any) -> tuple[Any, ...]:
+    # A look at each number would take longer than the rest.
+    kinds = set(map(type, _plain((list, tuple), content)))
+    if not all(issubclass(kind, int | float | None) for kind in kinds):
+        raise TypeError(f"it is {content!r:.60}")
+    return tuple(math.nan if one is None else one for one in content)
 
 
 def _is_word(hint: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import yaml
 from rlforge.config.roots import kind_of_run, read_any
 from rlforge.config.schema import RunConfig
 from rlforge.config.stamp import check_stamp
-from rlforge.errors import ConfigError, RlforgeError, refusals
+from rlforge.errors import ConfigError, DamagedError, RlforgeError
 from rlforge.record.analyses import Analysis, read_analyses
 from rlforge.record.files import RunPaths, open_run, read_intact, read_json, value_in, values_in
 from rlforge.record.game_files import GameIndex, index_games
@@ -87,7 +86,10 @@ def load_run(run_dir: Path | str) -> RunData:
     read, found = zip(*map(read_intact, files), strict=True)
     metrics, windows, evals, exact, alarms, ratings = read
     damage = [sentence for sentence in found if sentence is not None]
-    damage += [str(error) for error in refusals(partial(check_stamp, paths.config))]
+    try:
+        check_stamp(paths.config)
+    except DamagedError as error:
+        damage.append(str(error))
     results = values_in(EvalResult, evals, paths.evals)
     return RunData(
         paths=paths,
@@ -127,7 +129,7 @@ def _signals(
         return told  # the records are cut, and would show other signals
     found = list[Signal]()
     # A condition, a kind or a value may be of a package that is not installed here.
-    with contextlib.suppress(ConfigError):
+    with contextlib.suppress(ConfigError, DamagedError):
         games = read_any(run.root, gone=True).games
         found = judged(games, metrics, evals) if games is not None else []
     # What was played without a batch is in no record.
@@ -149,7 +151,7 @@ def _gaps(summary: Row, run: RunPaths, metrics: list[Row], windows: list[Row]) -
 
 def _kind(run_dir: Path) -> str:
     # A kind of another package may not be installed here: the page is then that of games.
-    with contextlib.suppress(ConfigError):
+    with contextlib.suppress(ConfigError, DamagedError):
         return kind_of_run(run_dir).kind
     return RunConfig.kind
 

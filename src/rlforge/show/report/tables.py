@@ -27,7 +27,7 @@ def tiles(run: RunData) -> dict[str, str]:
     # The log-prob gap may be measured at some updates only.
     gap = "logprob_gap_max"
     of_policies = {gap, *(f"policies/{policy}/{gap}" for policy in run.policies)}
-    gaps = [row[one] for row in run.metrics for one in of_policies & row.keys()]
+    gaps = [row[one] for row in run.metrics for one in of_policies if row.get(one) is not None]
     whole = len(gaps) in (0, len(run.metrics))
     part = "" if whole else f", {len(gaps)} of {len(run.metrics)} updates"
     return {
