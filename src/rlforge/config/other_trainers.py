@@ -19,7 +19,7 @@ KEYS: Mapping[str, str] = {
     "learner.micro_batch_tokens": "ppo_max_token_len_per_gpu train_max_tokens_per_gpu",
     "learner.optimizer_steps": "ppo_mini_batch_size num_mini_batches num_minibatches "
     "steps_per_generation",
-    "learner.epochs": "num_iterations ppo_epochs num_ppo_epochs max_epochs",
+    "learner.epochs": "iterations_per_window num_iterations ppo_epochs num_ppo_epochs max_epochs",
     "learner.schedule": "lr_scheduler lr_scheduler_type lr_schedule scheduler warmup_style",
     "learner.warmup_updates": "warmup_steps warmup_ratio lr_warmup_steps lr_warmup_ratio "
     "lr_warmup_steps_ratio num_warmup_steps",
@@ -38,7 +38,9 @@ KEYS: Mapping[str, str] = {
     "algorithm": "adv_estimator advantage_estimator",
     "algorithm.group_size": "num_generations n_samples_per_prompt rollout.n n_samples "
     "trajectories_per_group rollouts_per_example samples_per_prompt num_return_sequences",
-    "algorithm.kl.coef": "beta kl_coef init_kl_coef kl_loss_coef kl_penalty_coef kl_beta kl_coeff",
+    "algorithm.kl.coef": "beta kl_coef init_kl_coef kl_loss_coef kl_penalty_coef kl_beta kl_coeff "
+    "kl_penalty",
+    "continuous.threshold": "reward_threshold score_threshold",
     "algorithm.kl.estimator": "kl_estimator kl_loss_type kl_penalty",
     "algorithm.kl.to": "ref_model reference_model sync_ref_model use_kl_loss ref_pretrain",
     "algorithm.kl.refresh_every": "ref_model_sync_steps ref_update_steps",
@@ -71,7 +73,8 @@ KEYS: Mapping[str, str] = {
     "engine.vllm.gpu_memory_utilization": "vllm_gpu_memory_utilization",
     "engine.vllm.enforce_eager": "vllm_enforce_eager",
     "engine.vllm.enable_prefix_caching": "vllm_enable_prefix_caching",
-    "model.name": "pretrain model_name_or_path model_id base_model model_path model.path",
+    "model.name": "model_name pretrain model_name_or_path model_id base_model model_path "
+    "model.path",
     "model.dtype": "torch_dtype bf16 fp16 param_dtype precision mixed_precision",
     "model.lora": "use_peft use_lora peft_config",
     "model.lora.rank": "lora_r lora_rank",

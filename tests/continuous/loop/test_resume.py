@@ -254,6 +254,18 @@ def test_a_finished_run_has_its_phases_in_the_journal_and_is_not_resumed(in_proc
     assert "already finished its 2 windows; go on with --more N" in capsys.readouterr().err
 
 
+def test_a_run_names_its_service_but_not_next_to_a_state_folder(in_process, whole, capsys):
+    assert in_process.rlforge_here("deployments", str(whole)) == 0
+    listed = capsys.readouterr().out
+    assert in_process.rlforge_here("deployments", "--state", str(whole)) == 0
+    assert capsys.readouterr().out == listed
+    assert "deploy-2  live" in listed
+    assert in_process.rlforge_here("deployments", str(whole), "--state", "other") == 2
+    assert "both name a service; leave one out" in capsys.readouterr().err
+    assert in_process.rlforge_here("rollback", str(whole)) == 1
+    assert "no service runs here" in capsys.readouterr().err
+
+
 def test_a_finished_run_goes_on_for_more_windows(in_process, whole):
     longer = shutil.copytree(whole, Path("longer").absolute())
     assert in_process.rlforge_here("continuous", "--resume", str(longer), "--more", "1") == 0

@@ -31,6 +31,16 @@ StateDir = Annotated[
         autocompletion=offered_runs,
     ),
 ]
+Service = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[RUN]",
+        help="A run that serves or served, or a state folder, instead of `--state`.",
+        show_default=False,
+        callback=or_newest,
+        autocompletion=offered_runs,
+    ),
+]
 Url = Annotated[
     str | None,
     typer.Option(
@@ -125,7 +135,7 @@ def deploy(
     typer.echo(f"{ended['uid']} is {'on trial' if ended['phase'] == 'trial' else 'live'}")
 
 
-def rollback(state: StateDir = None, url: Url = None) -> None:
+def rollback(run: Service = None, state: StateDir = None, url: Url = None) -> None:
     """End the current trial, or serve the previous version again.
 
     **Example**
@@ -136,26 +146,29 @@ def rollback(state: StateDir = None, url: Url = None) -> None:
     """
     from rlforge.continuous.serving.client import AdminClient, running_at, state_folder
 
-    folder = state_folder(state)
+    folder = state_folder(_named(run, state))
     address = url or running_at(folder)
     if address is None:
         raise DeploymentError(f"{folder}: no service runs here; start it with rlforge serve")
     typer.echo(f"{AdminClient(address, folder).rollback()['uid']} is live")
 
 
-def deployments(state: StateDir = None, url: Url = None, json_file: JsonFile = None) -> None:
+def deployments(
+    run: Service = None, state: StateDir = None, url: Url = None, json_file: JsonFile = None
+) -> None:
     """List the deployments of a service, running or not, and their states.
 
     **Example**
 
     ```bash
-    rlforge deployments --state runs/market_continuous/2026-01-01_12-00-00
+    rlforge deployments runs/market_continuous/2026-01-01_12-00-00
     ```
     """
     from rlforge.continuous.serving.client import AdminClient, state_folder
     from rlforge.continuous.serving.journal import read_history
 
-    folder = state_folder(state)
+    named = _named(run, state)
+    folder = state_folder(named)
     if url is not None:
         answer = AdminClient(url, folder).deployments()
         rows, trial = answer["deployments"], answer["trial"]
@@ -164,8 +177,8 @@ def deployments(state: StateDir = None, url: Url = None, json_file: JsonFile = N
         rows, trial = [deployment.to_json() for deployment in read_history(folder)], None
     if not rows:
         # A folder that was named must be there; that of the default need not.
-        if state is not None and not folder.is_dir():
-            raise ConfigError(f"there is no folder {folder}; name that of a service with --state")
+        if named is not None and not folder.is_dir():
+            raise ConfigError(f"there is no folder {folder}; name that of a service")
         typer.echo(f"{folder}/ holds no deployments yet; start a service: rlforge serve RUN")
     # Not in a table, whose narrow columns would break paths.
     for row in rows:
@@ -177,6 +190,12 @@ def deployments(state: StateDir = None, url: Url = None, json_file: JsonFile = N
     if trial is not None:
         typer.echo(f"trial of {trial['version']}, share {trial['share']:.0%}: {trial['so_far']}")
     write_result(json_file, rows)
+
+
+def _named(run: Path | None, state: Path | None) -> Path | None:
+    if run is not None and state is not None:
+        raise ConfigError(f"{run} and --state {state} both name a service; leave one out")
+    return run or state
 
 
 def _strategy(folder: Path) -> str:
