@@ -427,6 +427,54 @@ def test_a_condition_of_wrong_parts_is_refused_where_it_is_made():
         Condition("few", 1, "moved", lambda seen, threshold: None)
 
 
+def two_policies() -> Judge:
+    second = "policies.second={opponents: [first], learner: {learning_rate: 1e-12}}"
+    return Judge(compose(["policies.first={opponents: [second]}", second]).config)
+
+
+def take_turns(judge: Judge, updates: int, **figures: float) -> None:
+    """Give updates of the first policy, which learns, and of the second, by turns."""
+    shared = {"samples", *(name for name in HEALTHY if "/" in name or name.endswith("games"))}
+    for step in range(1, updates + 1):
+        line = row(step)
+        if step % 2 == 0:
+            own = {**{name: x for name, x in line.items() if name not in shared}, **figures}
+            line = {name: x for name, x in line.items() if name in {"step", *shared}}
+            line |= {f"policies/second/{name}": x for name, x in own.items() if name != "step"}
+        judge.add(line)
+
+
+def test_each_policy_is_judged_by_its_own_figures_and_named_with_its_own_keys():
+    judge = two_policies()
+    take_turns(judge, 19, moved=0.0)
+    assert judge.signals == []
+    take_turns(judge, 26, moved=0.0)
+    [signal] = judge.signals
+    assert (signal.name, signal.condition, signal.policy) == (
+        "second/not_moved",
+        "not_moved",
+        "second",
+    )
+    assert signal.text.startswith("policy second: ")
+    assert "policies.second.learner.learning_rate" in signal.mend
+    assert [*signal.change] == ["policies.second.learner.learning_rate"]
+    assert signal.weight == "slow", "the other policy learns"
+
+
+def test_what_all_policies_play_is_told_once_and_the_first_is_named_by_its_own_figures():
+    judge = two_policies()
+    take_turns(judge, 20)
+    assert judge.signals == []
+    names_after(judge, 1, 21, games_turn_limit_rate=1.0, reward_spread=0.0)
+    take = {f"collection-{ENV}/turn_limit_rate": 1.0, "games": 900}
+    judge.add({"step": 22, **take, "policies/second/reward_spread": 0.0})
+    found = {one.name: (one.text.partition(":")[0], one.weight) for one in judge.open}
+    assert found.pop("turn_limit")[1] == "final"
+    assert found["second/equal_rewards"] == ("policy second", "barren")
+    assert found["equal_rewards"][0] == "policy first"
+    assert len(found) == 2
+
+
 def test_files_give_the_signals_of_the_run():
     rows = [row(step, reward_spread=0.0 if step < 3 else 1.0) for step in range(1, 7)]
     found = judged(config(), rows, [evaluation(step, 10) for step in (0, 2, 4)])

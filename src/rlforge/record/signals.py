@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, Literal, get_args
 
+from rlforge.config.per_policy import of_policy, own_keys, policy_names
 from rlforge.config.plugins import SIGNALS
-from rlforge.config.schema import GamesConfig
+from rlforge.config.schema import GamesConfig, RunConfig
 from rlforge.errors import ConfigError, RlforgeError
 from rlforge.types import EvalResult, value
 
@@ -71,6 +72,15 @@ class Signal:
     change: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def condition(self) -> str:
+        """The name of the condition; that of a policy but the first stands before it."""
+        return self.name.rpartition("/")[2]
+
+    @property
+    def policy(self) -> str:
+        return self.name.rpartition("/")[0]
+
+    @property
     def line(self) -> str:
         return f"{self.text}; {self.mend}"
 
@@ -91,8 +101,8 @@ class Seen:
         self.evals: defaultdict[tuple[str, str], list[EvalResult]] = defaultdict(list)
         self._rows: deque[Row] = deque(maxlen=SPAN)
 
-    def add(self, seen: Row | EvalResult) -> None:
-        """Note a line of metrics.jsonl, or an evaluation."""
+    def add(self, seen: Row | EvalResult, *, adds: bool = False) -> None:
+        """Note a line of metrics.jsonl, or an evaluation. adds: the line is no further update."""
         if isinstance(seen, EvalResult):
             of = self.evals[seen.env_id, seen.opponent]
             # The last version may be evaluated again at the end, with more games.
@@ -100,7 +110,7 @@ class Seen:
             of[:] = sorted([*others, seen], key=lambda result: result.step)
         else:
             # A wait adds to the line of the update after which it is.
-            if self._rows and self.step == seen["step"]:
+            if self._rows and (adds or self.step == seen["step"]):
                 seen = {**self._rows.pop(), **seen}
             self._rows.append(seen)
 
@@ -170,10 +180,19 @@ class Condition:
 
 
 class Judge:
-    """Judges a run's records as they come: each condition speaks when it begins and ends."""
+    """Judges a run's records as they come: each condition speaks when it begins and ends.
+
+    Of several policies each is judged by the figures of its own updates; the first also by those
+    of the run. A policy that does not learn beside one that does leaves the run one that learns.
+    """
 
     def __init__(self, config: GamesConfig) -> None:
-        self.seen, self._conditions = Seen(config), conditions_of(config)
+        self._config, self._conditions = config, conditions_of(config)
+        self._policies = {name: Seen(_of_policy(config, name)) for name in policy_names(config)}
+        self._first = next(iter(self._policies))
+        self.seen = self._policies[self._first]
+        #: Figures that each policy has of its own, and by policy what it learns nothing by.
+        self._own, self._barren = set[str](), defaultdict[str, set[str]](set)
         #: By signal, lines since it began that show it, and updates since the last of these.
         self._shown, self._quiet = Counter[str](), Counter[str]()
         self.signals: list[Signal] = []
@@ -192,28 +211,37 @@ class Judge:
 
     def add(self, seen: Row | EvalResult) -> list[Signal]:
         """Judge a line of metrics.jsonl, a wait or an evaluation; returns what began or ended."""
-        update = not isinstance(seen, EvalResult) and seen["step"] > self.seen.step
-        self.seen.add(seen)
+        if isinstance(seen, EvalResult):
+            return self._judged(self._first, seen)
+        policy, own = "", dict[str, Any]()
+        for key, figure in seen.items():
+            if key.startswith("policies/"):
+                _, policy, name = key.split("/", 2)
+                own[name] = figure
+        if not policy or policy not in self._policies:  # a line of the first names none
+            return self._judged(self._first, seen, adds="games_without_batch" in seen)
+        self._own |= own.keys()
+        own |= {name: seen[name] for name in ("step", "samples") if name in seen}
+        of_run = {key: each for key, each in seen.items() if not key.startswith("policies/")}
+        of_run.pop("samples", None)
+        return [*self._judged(self._first, of_run, adds=True), *self._judged(policy, own)]
+
+    def _judged(self, policy: str, line: Row | EvalResult, *, adds: bool = False) -> list[Signal]:
+        seen = self._policies[policy]
+        evaluated = isinstance(line, EvalResult)
+        update = not isinstance(line, EvalResult) and not adds and line["step"] > seen.step
+        seen.add(line, adds=adds)
         changed = list[Signal]()
-        for name, (condition, threshold) in [*self._conditions.items()]:
-            try:
-                with SIGNALS.trial(name):
-                    found = condition.check(self.seen, threshold)
-                    _check(found, self.seen.config)
-            except RlforgeError as error:
-                # Records go on; the condition would fail at each further line.
-                del self._conditions[name]
-                said = str(error) if name in str(error) else f"signal {name!r}: {error}"
-                found = Finding(text=said, mend="mend it; it is not judged any more")
+        for condition in [*self._conditions]:
+            name = condition if policy == self._first else f"{policy}/{condition}"
+            found = self._found(condition, policy)
             at = next((at for at, one in enumerate(self.signals) if one.goes_on(name)), None)
             if found is not None:
                 self._quiet[name] = 0
-                before = 0 if at is None else self._shown[name]
-                self._shown[name] = before + (not isinstance(seen, EvalResult))
-                step = self.seen.step if at is None else self.signals[at].step
+                self._shown[name] = (0 if at is None else self._shown[name]) + (not evaluated)
                 signal = Signal(
                     name=name,
-                    step=step,
+                    step=seen.step if at is None else self.signals[at].step,
                     text=_told(found.text),
                     mend=_told(found.mend),
                     weight=found.weight,
@@ -228,9 +256,47 @@ class Judge:
             elif at is not None and update:
                 self._quiet[name] += 1
                 if self._quiet[name] >= _QUIET:
-                    self.signals[at] = replace(self.signals[at], until=self.seen.step)
+                    self.signals[at] = replace(self.signals[at], until=seen.step)
                     changed.append(self.signals[at])
         return changed
+
+    def _found(self, name: str, policy: str) -> Finding | None:
+        """The finding of a condition in the records of a policy, in words that name the policy."""
+        (condition, threshold), seen = self._conditions[name], self._policies[policy]
+        self._barren[policy].discard(name)
+        try:
+            with SIGNALS.trial(name):
+                found = condition.check(seen, threshold)
+                _check(found, seen.config)
+        except RlforgeError as error:
+            # Records go on; the condition would fail at each further line.
+            del self._conditions[name]
+            said = str(error) if name in str(error) else f"signal {name!r}: {error}"
+            return Finding(text=said, mend="mend it; it is not judged any more")
+        if found is None or not (policy != self._first or self._own & {*condition.figures}):
+            return found
+        if found.weight != "slow":
+            self._barren[policy].add(name)
+        config, mend = self._config, found.mend
+        own = own_keys(config, policy) if isinstance(config, RunConfig) else {}
+        for key, place in own.items():
+            mend = mend.replace(key, f"{place}.{key.partition('.')[2]}")
+        return Finding(
+            text=f"policy {policy}: {found.text}",
+            mend=mend,
+            weight=found.weight if all(self._barren[one] for one in self._policies) else "slow",
+            change={
+                f"{own[key]}.{key.partition('.')[2]}" if key in own else key: each
+                for key, each in found.change.items()
+            },
+        )
+
+
+def _of_policy(config: GamesConfig, name: str) -> GamesConfig:
+    """The configuration with the groups of one policy, and the names of all."""
+    if not isinstance(config, RunConfig) or not name:
+        return config
+    return replace(of_policy(config, name), policies=config.policies)
 
 
 def conditions_of(config: GamesConfig) -> dict[str, tuple[Condition, float]]:

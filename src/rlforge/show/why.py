@@ -200,9 +200,11 @@ def _again(command: str, change: Mapping[str, Any]) -> str:
 
 def _figures(signal: Signal) -> Sequence[str]:
     try:
-        return tuple(SIGNALS.find(signal.name).figures)
+        figures = SIGNALS.find(signal.condition).figures
     except ConfigError:  # of a package that is not installed here
         return ()
+    of = f"policies/{signal.policy}/" if signal.policy else ""
+    return [f"{of}{name}" for name in figures]
 
 
 def _curves(run: RunData, figures: Sequence[str]) -> Iterator[Curve]:
@@ -297,11 +299,11 @@ def _in_turn(sources: list[Iterator[Telling]]) -> Iterator[Telling]:
 def _of_signal(run: RunData, newest: Sequence[GameIndex], signal: Signal) -> Iterator[Telling]:
     """Yield games that show a signal, the newest first."""
     during = [game for game in newest if _during(game, signal)]
-    if ends := _ENDINGS.get(signal.name):
+    if ends := _ENDINGS.get(signal.condition):
         for record in _read(run, [game for game in during if ends(game)][:MOST_GAMES]):
             said = record.error or f"{record.ending} at turn {len(record.turns)}"
             yield Telling(why=f"{signal.name}: {said}", record=record, turns=(len(record.turns),))
-    elif wrong := _ANSWERS.get(signal.name):
+    elif wrong := _ANSWERS.get(signal.condition):
         for record in _read(run, during[:_SEARCHED]):
             turns = [
                 place
@@ -311,12 +313,12 @@ def _of_signal(run: RunData, newest: Sequence[GameIndex], signal: Signal) -> Ite
             if turns:
                 said = ", ".join(marks(record.turns[turns[0] - 1]))
                 yield Telling(why=f"{signal.name}: {said}", record=record, turns=tuple(turns))
-    elif signal.name in ("no_advantage", "equal_rewards", "skipped_steps"):
+    elif signal.condition in ("no_advantage", "equal_rewards", "skipped_steps"):
         group, alike = _alike(during)
         yield from _whole(run, group, signal.name, alike)
     elif signal.name == "no_batch":
         yield from _whole(run, during, signal.name, "one of the games without a batch")
-    elif signal.name == "below_start":
+    elif signal.condition == "below_start":
         for rival, env in _below(run):
             lost = [one for one in _ended(newest, "eval", "loss", rival) if one.spec.env_id == env]
             yield from _whole(run, lost, signal.name, f"lost against {rival}")
