@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import rlforge
-from rlforge import launch
+from rlforge import launch, sweeps
 from rlforge.cli import app
 from rlforge.config.compose import compose
 from rlforge.config.overrides import assignment, in_grammar, override_problems, parse_overrides
@@ -128,9 +128,9 @@ def test_a_sweep_of_any_name_in_any_folder_makes_its_jobs_below_its_own(monkeypa
         jobs.append((config.name, config.seed, Path(HydraConfig.get().sweep.dir)))
         return 0.0
 
-    monkeypatch.setattr(launch, "sweep_job", job)
+    monkeypatch.setattr(sweeps, "sweep_job", job)
     lines = ["+experiment=q", "seed=0,1", f"name={in_grammar(SIGNS)}"]
-    folder = launch.sweep(lines, Path("mine"))
+    folder = sweeps.sweep(lines, Path("mine"))
     assert folder.parent == Path("runs") / SIGNS
     assert jobs == [(SIGNS, seed, folder) for seed in (0, 1)]
 

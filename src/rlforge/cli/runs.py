@@ -94,7 +94,7 @@ def start(
     multirun: bool,
 ) -> None:
     """Start a run or a sweep, or resume a run; prints its directory, ends by 130 on Ctrl-C."""
-    from rlforge import api, launch
+    from rlforge import api, launch, sweeps
     from rlforge.config.roots import started_by
     from rlforge.record.files import short
     from rlforge.record.signals import Signal, verdict
@@ -112,7 +112,7 @@ def start(
         # A plug-in's kind of run may share the command: its own class is started.
         root = started_by(root, overrides, config_dir, resume)
         if multirun:
-            folder = launch.sweep(overrides, config_dir, root)
+            folder = sweeps.sweep(overrides, config_dir, root)
         elif resume is not None:
             run = api.load_run(launch.resume(resume, root, more or 0).run_dir)
         else:
