@@ -143,6 +143,8 @@ def test_a_condition_is_named_after_so_many_updates_with_its_figures(
     [signal] = [one for one in judge.open if one.name == name]
     assert (signal.step, signal.weight) == (updates, weight)
     assert ";" not in signal.text
+    # The last lines of ``why`` list what to change without the sentences above.
+    assert not signal.mend.startswith(("raise it", "lower it"))
 
 
 def test_a_run_that_learns_has_no_signal():

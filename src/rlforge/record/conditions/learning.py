@@ -166,7 +166,7 @@ def not_moved(seen: Seen, threshold: float) -> Finding | None:
     if norm is not None and learner.grad_clip < _CUT * norm:
         return Finding(
             text=f"{text}, as learner.grad_clip={learner.grad_clip:g} cuts gradients of {norm:.2g}",
-            mend="raise it",
+            mend="raise learner.grad_clip",
             weight="barren",
             change=remedies.clip(seen.config),
         )
@@ -198,8 +198,9 @@ def moved_far(seen: Seen, threshold: float) -> Finding | None:
     moved = seen.now("moved")
     if moved is None or moved < threshold:
         return None
+    size = f"{moved:,.0f}" if moved >= 100 else f"{moved:.2g}"
     return Finding(
-        text=f"an update moves the policy by {moved:.2g} nats a token",
+        text=f"an update moves the policy by {size} nats a token",
         mend=f"lower learner.learning_rate={_rate(seen)}, learner.epochs or optimizer_steps",
         change=remedies.rate(seen.config, 0.1),
     )
@@ -324,7 +325,7 @@ def too_long(seen: Seen, threshold: float) -> Finding | None:
         return None
     return Finding(
         text=f"{of_all(share)} samples are longer than learner.max_train_len, and left out",
-        mend="raise it, or lower engine.max_model_len",
+        mend="raise learner.max_train_len, or lower engine.max_model_len",
         weight=weight_of(share, lasting=True),
         change=remedies.samples(seen.config),
     )

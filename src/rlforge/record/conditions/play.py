@@ -103,7 +103,7 @@ def context_limit(seen: Seen, env: str) -> tuple[str, str, Change]:
     return (
         "end because the conversation exceeds "
         f"engine.max_model_len={seen.config.engine.max_model_len}",
-        "raise it, or set env.context=turn or env.overflow=drop_oldest",
+        "raise engine.max_model_len, or set env.context=turn or env.overflow=drop_oldest",
         remedies.conversations(seen.config),
     )
 
@@ -116,7 +116,11 @@ def failed_games(seen: Seen, env: str) -> tuple[str, str, Change]:
 @share_of("answers", "share of answers cut by engine.max_tokens", 0.5, "truncated_rate")
 def cut_answers(seen: Seen, env: str) -> tuple[str, str, Change]:
     tokens = seen.config.engine.max_tokens
-    return f"are cut at engine.max_tokens={tokens}", "raise it", remedies.answers(seen.config)
+    return (
+        f"are cut at engine.max_tokens={tokens}",
+        "raise engine.max_tokens",
+        remedies.answers(seen.config),
+    )
 
 
 @share_of(
