@@ -180,6 +180,7 @@ def test_games_against_one_opponent_of_several_are_named():
 def test_a_rate_that_rises_in_most_updates_is_named_at_once_and_not_in_a_trial():
     for total, names in ((20, ["warmup"]), (9, [])):
         judge = Judge(asked(f"learner.total_updates={total}", "learner.warmup_updates=15"))
+        assert judge.add(evaluation(0, wins=50)) == []
         assert names_after(judge, 1) == names
 
 
@@ -228,8 +229,10 @@ def test_answers_that_the_engines_make_alike_are_mended_by_what_makes_them_so(se
 
 def test_a_gap_of_log_probs_is_by_design_where_engines_leave_tokens_out():
     assert all_signals(asked("engine.top_p=0.8"), 1, logprob_gap_mean=0.2) == {}
-    found = all_signals(asked("engine.top_p=0.8"), 1, importance_weight_mean=1.9)
-    assert found["importance"].change == {"engine.top_p": 1.0}
+    far = {"importance_weight_mean": 1.9, "clip_fraction": 0.8}
+    found = all_signals(asked("engine.top_p=0.8"), 1, **far)
+    assert {*found} == {"importance", "clipped"}
+    assert all(one.change == {"engine.top_p": 1.0} for one in found.values())
 
 
 def test_games_that_all_players_win_together_need_no_other_opponents():

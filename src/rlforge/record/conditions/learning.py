@@ -224,14 +224,18 @@ def importance(seen: Seen, threshold: float) -> Finding | None:
     mean = seen.now("importance_weight_mean")
     if mean is None or abs(mean - 1) < threshold:
         return None
-    whole = remedies.whole(seen.config)
+    change, mend = _nearer(seen)
     return Finding(
-        text=f"importance weights have a mean of {mean:.2g} instead of 1",
-        mend=f"draw from all tokens: change {_settings(whole, seen.config)}"
-        if whole
-        else "lower buffer.max_staleness or learner.learning_rate",
-        change=whole or remedies.rate(seen.config, 0.3),
+        text=f"importance weights have a mean of {mean:.2g} instead of 1", mend=mend, change=change
     )
+
+
+def _nearer(seen: Seen) -> tuple[Mapping[str, Any], str]:
+    """The change that brings engines and learner together, and the mend in words."""
+    if whole := remedies.whole(seen.config):
+        return whole, f"draw from all tokens: change {_settings(whole, seen.config)}"
+    mend = "lower learner.learning_rate or buffer.max_staleness"
+    return remedies.rate(seen.config, 0.3), mend
 
 
 @condition("share of clipped tokens", 0.6, "clip_fraction", "importance_capped_fraction")
@@ -239,10 +243,11 @@ def clipped(seen: Seen, threshold: float) -> Finding | None:
     shares = [seen.now(name) or 0.0 for name in ("clip_fraction", "importance_capped_fraction")]
     if max(shares) < threshold:
         return None
+    change, mend = _nearer(seen)
     return Finding(
         text=f"{max(shares):.0%} of the tokens are clipped, and teach nothing",
-        mend="lower learner.learning_rate or buffer.max_staleness",
-        change=remedies.rate(seen.config, 0.3),
+        mend=mend,
+        change=change,
     )
 
 
@@ -335,7 +340,7 @@ def too_long(seen: Seen, threshold: float) -> Finding | None:
 def warmup(seen: Seen, threshold: float) -> Finding | None:
     rises, last = seen.config.learner.warmup_updates, seen.config.total_updates
     # A run that short is a trial.
-    if last is None or last < SPAN or not _long_warmup(seen, threshold):
+    if not seen.step or last is None or last < SPAN or not _long_warmup(seen, threshold):
         return None
     reached = f", and reaches {last / rises:.2g} of it" if rises > last else ""
     return Finding(
