@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 #: Modules that the extra ``continuous`` brings.
 PACKAGES = ("fastapi", "uvicorn", "httpx", "prometheus_client", "sklearn", "llguidance")
 
+#: Models that rlforge makes; learning rates below and above which theirs and others' are unusual.
+_TINY, _TINY_RATE, _MODEL_RATE = ("tiny", "tiny_market"), 1e-4, 1e-3
+
 #: Decisions that are searched for one of the model.
 _SEARCHED = 64
 
@@ -49,6 +52,27 @@ class Continuous(RunKind[ContinuousConfig]):
         # Without a market the prompts are not known before the run.
         if config.has_market:
             check_answers(config, config.market)
+
+    def notes(self, composed: Composed[ContinuousConfig]) -> Iterator[str]:
+        config, rate = composed.config, composed.said("learner.learning_rate")
+        tiny, learned = config.model.kind in _TINY, config.learner.learning_rate
+        if tiny and learned < _TINY_RATE:
+            yield (
+                f"{rate} is for language models: in a hundred windows the policy of a model of "
+                f"model.kind={config.model.kind} will hardly move; learner=tiny_window has a rate "
+                "for it"
+            )
+        elif tiny:
+            yield (
+                f"{rate} is for the tiny model: expect its mean reward to rise within some "
+                "eight windows; the document's values, for language models, are in "
+                "learner=window_grpo"
+            )
+        elif learned > _MODEL_RATE:
+            yield (
+                f"{rate} is for tiny models, and moves a language model far in each window; "
+                "learner=window_grpo has the document's values"
+            )
 
     def nodes(self, config: ContinuousConfig, hardware: HardwareConfig) -> tuple[ActorSpec, ...]:
         def part(name: str, read: tuple[str, ...], *sends: tuple[str, str]) -> ActorSpec:
