@@ -8,6 +8,7 @@ import resource
 import shutil
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.harness.composed import composed
@@ -15,7 +16,7 @@ from tests.harness.composed import composed
 from rlforge import launch
 from rlforge.cli import main
 from rlforge.errors import ConfigError
-from rlforge.preflight import surroundings
+from rlforge.preflight import allowances, surroundings
 from rlforge.preflight.doctor import examine
 from rlforge.preflight.surroundings import findings, places, require
 from rlforge.system.cgroups import Limit
@@ -46,7 +47,8 @@ def test_doctor_lists_every_condition_of_this_machine_and_none_of_another():
     listed = [one.what for one in report.findings]
     assert {
         *("cache", "run folder", "temporary folder", "Ray's folder", "home", "/dev/shm"),
-        *("memory limit", "cores", "open files", "proxies", "clock", "locale"),
+        *("memory limit", "cores", "open files", "processes", "address space", "size of files"),
+        *("proxies", "clock", "locale"),
     } <= set(listed)
     planned = examine(composed("+experiment=kuhn_grpo", "hardware=auto"), 1, 24)
     assert "Ray's folder" not in {one.what for one in planned.findings}
@@ -139,11 +141,87 @@ def test_little_shared_memory_is_a_note_with_the_option_of_containers(monkeypatc
 
 
 def test_few_open_files_end_the_start_which_would_wait_for_ever(monkeypatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 64))
+    bound(monkeypatch, resource.RLIMIT_NOFILE, 64)
     with pytest.raises(
         ConfigError, match=r"^open files: at most 64, and a run needs \d+; raise it"
     ):
         require(kuhn())
+
+
+def bound(monkeypatch, which, most):
+    real = resource.getrlimit
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda one: (most, most) if one == which else real(one)
+    )
+
+
+@pytest.mark.parametrize(
+    ("which", "most", "state", "said"),
+    [
+        ("AS", 3 * 10**9, "problem", "address space: at most 2.8 GiB for each process, and Ray"),
+        ("AS", 64 * GIB, "ok", "address space: at most 64.0 GiB"),
+        ("FSIZE", 2**16, "problem", "size of files: at most 64.0 KiB, and the largest file of"),
+        ("DATA", 64 * GIB, "note", "data segment: 64.0 GiB for each process, which fails beyond"),
+        ("CPU", 60, "note", "CPU time: 60 seconds for each process"),
+    ],
+)
+def test_a_limit_of_a_shell_that_would_break_the_run_is_named(
+    which, most, state, said, monkeypatch
+):
+    bound(monkeypatch, getattr(resource, f"RLIMIT_{which}"), most)
+    one = found(said.partition(":")[0])
+    assert (one.state, f"{one.what}: {one.detail}".startswith(said)) == (state, True)
+
+
+def test_the_processes_of_a_user_and_of_a_group_have_to_suffice(monkeypatch):
+    monkeypatch.setattr("os.getuid", lambda: 12345)
+    bound(monkeypatch, resource.RLIMIT_NPROC, 20)
+    one = found("processes")
+    assert one.state == "problem"
+    assert one.detail.startswith("20 for this user, 0 in use, and the start needs ")
+    assert one.detail.endswith("end some, or raise ulimit -u")
+    more = int(found("processes", "engine.num_engines=3").detail.split("needs ")[1].split()[0])
+    assert more > int(one.detail.split("needs ")[1].split()[0])
+    monkeypatch.setattr("os.getuid", lambda: 0)  # for whom the number does not hold
+    group = Limit(number=400, group=Path("/sys/fs/cgroup/pids/job_1"), used=390)
+    monkeypatch.setattr(allowances, "process_limit", lambda: group)
+    detail = found("processes").detail
+    assert detail.startswith("400 in /sys/fs/cgroup/pids/job_1, 390 in use, and the start needs ")
+    assert "pids.max" in detail
+
+
+def disk(monkeypatch, path, **changed):
+    """Let the file system of ``path`` have figures of its own."""
+    statvfs, usage = os.statvfs, shutil.disk_usage
+    figures = SimpleNamespace(f_blocks=100, f_files=0, f_favail=0)
+    figures.__dict__.update(changed)
+    full = SimpleNamespace(total=0, used=0, free=changed.get("free", 2**40))
+    here = os.fspath(path)
+    monkeypatch.setattr(os, "statvfs", lambda p: figures if str(p) == here else statvfs(p))
+    monkeypatch.setattr(shutil, "disk_usage", lambda p: full if str(p) == here else usage(p))
+
+
+def test_a_disk_without_room_for_the_first_checkpoint_ends_the_start(tmp_path, monkeypatch):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    disk(monkeypatch, folder, free=2 * 2**20)
+    config = ("model=smollm2_135m", "learner.train=full", f"run_dir={folder}/run")
+    with pytest.raises(
+        ConfigError,
+        match=rf"^run folder: {folder}/run: 2.0 MiB free, and the start needs 1.5 GiB at least "
+        r"\(records, and 1.5 GiB for a first checkpoint\); make room, or set run_dir to another",
+    ):
+        require(kuhn(*config))
+    assert [*folder.iterdir()] == []
+
+
+def test_a_disk_without_further_files_ends_the_start(tmp_path, monkeypatch):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    disk(monkeypatch, folder, f_files=4, f_favail=1)
+    one = found("run folder", f"run_dir={folder}/run")
+    assert one.state == "problem"
+    assert f"{folder}/run: room for 1 further file, and the start makes " in one.detail
 
 
 @pytest.mark.parametrize(

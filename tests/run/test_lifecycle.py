@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -21,6 +22,7 @@ from rlforge.preflight.plan import make_plan
 from rlforge.record.files import open_run, read_jsonl
 from rlforge.record.status import read_progress, read_summary
 from rlforge.record.tracker import Tracker
+from rlforge.run import lifecycle
 from rlforge.run.lifecycle import prepared
 from rlforge.samples import UpdateResult
 from rlforge.show.display import monitor
@@ -30,12 +32,12 @@ from rlforge.system.hardware import detect
 RUN = Path("run")
 
 
-def a_run(model: Path, *, resume: bool = False) -> AbstractContextManager[None]:
+def a_run(model: Path, folder: Path = RUN, *, resume: bool = False) -> AbstractContextManager[Path]:
     """The block in which a run would start its actors."""
     _, *arguments = train_arguments(model)
     config = compose(arguments).config
     plan = make_plan(config, detect(), RUN)
-    return prepared(config, plan, RUN.absolute(), ["train", *arguments], resume=resume)
+    return prepared(config, plan, folder.absolute(), ["train", *arguments], resume=resume)
 
 
 def ended(summary: str = "summary.json") -> tuple[str | None, str | None]:
@@ -80,6 +82,25 @@ def test_a_run_whose_actors_do_not_start_has_failed_for_every_reader(
     assert "The run failed: an actor could not be started" in (RUN / "report.html").read_text()
     monitor(RUN, refresh_s=60.0)  # would time out if it waited
     assert "failed: an actor could not be started: out of memory" in capsys.readouterr().out
+
+
+def test_a_new_run_directory_that_cannot_be_filled_is_removed_with_its_parents(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(lifecycle, "atomic_write", full)
+    before = {*Path().rglob("*")}
+    for folder in (RUN, Path("new/below/run")):
+        full_disk = pytest.raises(OSError, match=r"No space left on device: .*config\.yaml")
+        with full_disk, a_run(small_model, folder):
+            pass
+        assert {*Path().rglob("*")} == before
+    RUN.mkdir()
+    with pytest.raises(OSError, match="No space left"), a_run(small_model):
+        pass
+    assert RUN.is_dir()  # it was there before
 
 
 def test_an_end_that_the_tracker_has_written_stays(small_model: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlforge.system import hardware
-from rlforge.system.cgroups import core_limit, memory_limit
+from rlforge.system.cgroups import core_limit, memory_limit, process_limit
 
 GIB = 2**30
 NONE_V1 = "9223372036854771712"
@@ -139,3 +139,19 @@ def test_the_machine_has_the_cores_and_the_memory_that_its_groups_allow(
     monkeypatch.setattr(hardware, "core_limit", lambda: core_limit(folder))
     assert hardware.ram() == GIB
     assert hardware.detect().cpus == (cores or before)
+
+
+def test_the_group_with_the_fewest_processes_left_counts(process: Make) -> None:
+    files = {
+        "job/pids.max": "500",
+        "job/pids.current": "480",
+        "job/step/pids.max": "100",
+        "job/step/pids.current": "10",
+    }
+    limit = process_limit(process("0::/job/step\n", V2, files))
+    assert limit is not None
+    assert (limit.number, limit.used, limit.left) == (500, 480, 20)
+    assert limit.group.name == "job"
+    pids = "31 23 0:30 / AT/pids rw - cgroup cgroup rw,pids\n"
+    first = {"pids/job/pids.max": "max", "pids/job/pids.current": "3"}
+    assert process_limit(process("4:pids:/job\n", pids, first)) is None

@@ -142,6 +142,13 @@ def test_a_directory_with_files_is_not_replaced_and_the_new_one_is_deleted(tmp_p
     assert os.listdir(tmp_path) == ["model"]
 
 
+def test_a_full_disk_names_the_file_that_was_written(tmp_path):
+    # The kernel names none where a write fails, and not the opening.
+    with pytest.raises(OSError, match="state") as caught, atomic_path(tmp_path / "state"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert caught.value.filename == str(tmp_path / "state")
+
+
 def test_a_full_disk_is_found_behind_other_errors():
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     quoted = RuntimeError(f"safetensors: {os.strerror(errno.ENOSPC)} (os error 28)")

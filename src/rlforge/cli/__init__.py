@@ -174,8 +174,9 @@ def _told(error: BaseException) -> int:
 def _of_the_system(error: OSError) -> str:
     """The system's refusal and its place: the file, or the line of code."""
     what = error.strerror or str(error)
-    if error.filename is None and says_full_disk(error):
-        return f"the disk or its quota is full ({what}); free some and run the command again"
+    if says_full_disk(error):
+        place = f"{error.filename}: " if error.filename is not None else ""
+        return f"{place}the disk or its quota is full ({what}); free some and run the command again"
     # Some errors name no file: the line of code is then all that is known.
     *_, last = traceback.extract_tb(error.__traceback__)
     return f"{error.filename or f'{last.filename}, line {last.lineno}'}: {what}"

@@ -17,6 +17,7 @@ from rlforge.kinds import kind_of
 from rlforge.models.catalog import locate
 from rlforge.models.fit import adapter_dropout
 from rlforge.models.load import check_source, local_copy, unfetched
+from rlforge.preflight.finding import Finding
 from rlforge.preflight.fit import Memory, holds_model, in_gib, memory_on
 from rlforge.preflight.games import game_notes, validate
 from rlforge.preflight.limits import limit_notes
@@ -37,7 +38,6 @@ from rlforge.preflight.plan import (
     with_start,
 )
 from rlforge.preflight.policy import with_template
-from rlforge.preflight.surroundings import Finding
 from rlforge.preflight.surroundings import findings as surroundings
 from rlforge.rollout.lineup import as_played_by, other_models
 from rlforge.system.hardware import Machine, ram, resolve_hardware

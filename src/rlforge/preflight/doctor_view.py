@@ -14,10 +14,10 @@ from rich.text import Text
 
 from rlforge.errors import counted
 from rlforge.preflight.doctor import Report
+from rlforge.preflight.finding import Finding
 from rlforge.preflight.fit import Memory
 from rlforge.preflight.memory.needs import GIB, Need
 from rlforge.preflight.memory.plan import Card, Plan
-from rlforge.preflight.surroundings import Finding
 
 _STATES = {"ok": "green", "note": "yellow", "problem": "red"}
 _VERDICTS = {"fits": "green", "tight": "yellow", "does not fit": "red"}

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import datetime
 import os
-import resource
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
+from rlforge.config.per_policy import of_policy, policy_names
 from rlforge.config.schema import PolicyConfig
-from rlforge.errors import ConfigError, raise_all
+from rlforge.errors import ConfigError, counted, raise_all
 from rlforge.kinds import kind_of
+from rlforge.models.catalog import locate
 from rlforge.models.files import cache_dir
 from rlforge.models.load import local_copy, unfetched
 from rlforge.models.made import made_model
+from rlforge.preflight.allowances import allowances
+from rlforge.preflight.finding import Finding, State
 from rlforge.preflight.fit import in_gib
 from rlforge.preflight.memory.plan import PROCESS_BYTES
 from rlforge.system.cgroups import core_limit, memory_limit
@@ -40,14 +42,15 @@ from rlforge.system.hardware import detect, ram
 from rlforge.system.network import ProxyError, check_proxies, silent_proxies
 from rlforge.types import value
 
-State = Literal["ok", "note", "problem"]
-
 #: Bytes that a learner or an engine takes on a CPU beside its process, with the smallest model. The
 #: second number is with board games, whose texts and samples other processes hold as well.
 BATCH_BYTES = (130 * 2**20, 370 * 2**20)
 
-#: Open files with which a run neither fails nor waits for ever.
-LEAST_FILES = 512
+#: Bytes and files of a run, of the smallest kind, with its first update, besides checkpoints.
+RECORDS_BYTES, RECORDS_FILES = 2**20, 60
+
+#: Numbers of four bytes that a checkpoint and its state have of each one that is trained.
+TRAINED_NUMBERS = {"lora": 4, "full": 3}
 
 #: Bytes of free disk below which a folder is noted.
 LITTLE = 256 * 2**20
@@ -59,27 +62,21 @@ SHARED = Path("/dev/shm")
 
 
 @value
-class Finding:
-    """One thing that was looked at; ``note``: a run can do without what is missing."""
-
-    what: str
-    state: State
-    detail: str
-
-
-@value
 class Place:
     """A folder that a start may write to.
 
     Attributes:
         variable: Name of the one that moves it, of the environment or of the configuration.
         needed: A run cannot do without it.
+        size, parts: Bytes that the start writes there at least, and of what.
     """
 
     what: str
     path: Path
     variable: str
     needed: bool = True
+    size: int = RECORDS_BYTES
+    parts: str = ""
 
 
 def require(config: PolicyConfig, run_dir: Path | None = None) -> list[str]:
@@ -101,7 +98,7 @@ def findings(config: PolicyConfig, run_dir: Path | None = None) -> Iterator[Find
         yield from _of_ray()
         yield _memory(config)
         yield _cores()
-    yield _files()
+    yield from allowances(config, max(RECORDS_BYTES, _first_checkpoint(config) // 2))
     yield _proxies()
     yield _clock()
     yield _locale()
@@ -125,15 +122,28 @@ def places(config: PolicyConfig, run_dir: Path | None = None) -> Iterator[Place]
             path=Path(constants.HF_HUB_CACHE),
             variable="HF_HOME",
             needed=unfetched(config.model),
+            # Weights have two bytes or more for each number.
+            size=2 * _model_size(config),
+            parts="weights of the model",
         )
     if kind_of(config).learns:
         path = run_dir or Path(config.run_dir or Path("runs", config.name))
-        yield Place(what="run folder", path=path, variable="run_dir")
+        first = _first_checkpoint(config)
+        yield Place(
+            what="run folder",
+            path=path,
+            variable="run_dir",
+            size=RECORDS_BYTES + first,
+            parts=f"records, and {readable_size(first)} for a first checkpoint" if first else "",
+        )
     elif run_dir is not None:
         yield Place(what="state folder", path=run_dir, variable="serve.state_dir")
 
 
 def _of_place(place: Place) -> Finding:
+    if place.needed and (shortage := _shortage(place)) is not None:
+        detail = f"{place.path}: {shortage}; make room, or set {place.variable} to another disk"
+        return Finding(what=place.what, state="problem", detail=detail)
     hindrance = obstacle(place.path)
     if hindrance is not None:
         detail = f"{place.path}: {hindrance}; set {place.variable} to a folder of yours"
@@ -146,8 +156,46 @@ def _of_place(place: Place) -> Finding:
     return Finding(what=place.what, state="note" if free < LITTLE else "ok", detail=detail)
 
 
+def _shortage(place: Place) -> str | None:
+    """What the file system of a place lacks for the start; None: nothing that is known."""
+    there = nearest(place.path)
+    if not there.is_dir():
+        return None
+    free, room = _free(there), os.statvfs(there)
+    # File systems without sizes, such as /proc, say 0.
+    if room.f_blocks and free < place.size:
+        parts = f" ({place.parts})" if place.parts else ""
+        needs = f"the start needs {readable_size(place.size)} at least{parts}"
+        return f"{readable_size(free)} free, and {needs}"
+    # So do those that have no fixed number of files.
+    if room.f_files and room.f_favail < RECORDS_FILES:
+        files = counted(room.f_favail, "further file")
+        return f"room for {files}, and the start makes {RECORDS_FILES} or more"
+    return None
+
+
 def _free(path: Path) -> int:
     return shutil.disk_usage(nearest(path)).free
+
+
+def _model_size(config: PolicyConfig) -> int:
+    """Numbers in the model; 0 where its shape is not known."""
+    shape = locate(config.model).shape
+    return 0 if shape is None else shape.parameters
+
+
+def _first_checkpoint(config: PolicyConfig) -> int:
+    """Bytes of the first checkpoints with their state, at least; 0 where that is not known."""
+    shape = locate(config.model).shape
+    if shape is None or not kind_of(config).learns:
+        return 0
+    total = 0
+    for name in policy_names(config):
+        train = of_policy(config, name).learner.train
+        whole = train == "full"
+        trained = shape.parameters if whole else shape.adapter_parameters(config.model.lora)
+        total += 4 * TRAINED_NUMBERS[train] * trained
+    return total
 
 
 def _temporary() -> Finding:
@@ -171,7 +219,10 @@ def _of_ray() -> Iterator[Finding]:
     except ConfigError as error:
         yield Finding(what="Ray's folder", state="problem", detail=str(error))
         base = None
-    if base is not None:
+    place = base and Place(what="Ray's folder", path=base, variable="RAY_TMPDIR")
+    if place is not None and _shortage(place) is not None:
+        yield _of_place(place)
+    elif base is not None:
         size = len(os.fsencode(base))
         detail = why or (
             f"{base / 'ray'}: can be written, {readable_size(_free(base))} free, of "
@@ -221,16 +272,6 @@ def _cores() -> Finding:
         f"{detect().cpus} counts"
     )
     return Finding(what="cores", state="note" if quota.number < 1 else "ok", detail=detail)
-
-
-def _files() -> Finding:
-    # Ray raises the first number to the second.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most != resource.RLIM_INFINITY and most < LEAST_FILES:
-        detail = f"at most {most}, and a run needs {LEAST_FILES}; raise it with ulimit -Hn"
-        return Finding(what="open files", state="problem", detail=detail)
-    shown = "any number" if most == resource.RLIM_INFINITY else f"at most {most}"
-    return Finding(what="open files", state="ok", detail=shown)
 
 
 def _proxies() -> Finding:

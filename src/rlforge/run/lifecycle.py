@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shutil
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -338,16 +339,12 @@ def prepared(
     raise_all(weight_problems(plan.config))
     kind_of(config).check_prompts(config)
     with contextlib.ExitStack() as until_end:
-        # A signal leaves no half of a directory.
-        with held():
-            if fresh:
-                run_dir = new_folder(run_dir)
-            run_dir.mkdir(parents=True, exist_ok=True)
-            until_end.enter_context(RunLock(run_dir))
+        # A signal leaves no half of a directory, and a full disk none of a new one.
+        with held(), _made(run_dir, fresh=fresh) as run_dir, contextlib.ExitStack() as filling:
+            filling.enter_context(RunLock(run_dir))
             if not resume:
                 # Another run may have been started there while the model was loaded.
                 check_unused(run_dir, config.command)
-            until_end.enter_context(_end_written(config, run_dir))
             # The file keeps ``auto`` as the user gave it: a resume resolves it for its machine.
             if not resume:
                 atomic_write(run_dir / "config.yaml", run_yaml(config))
@@ -356,7 +353,32 @@ def prepared(
             with (run_dir / "command.txt").open("a", encoding="utf-8") as commands:
                 commands.write(f"{command_line(*command)}\n")
             keep_start(plan.config, run_dir)
+            filling.enter_context(_end_written(config, run_dir))
+            until_end.enter_context(filling.pop_all())
         yield run_dir
+
+
+@contextlib.contextmanager
+def _made(run_dir: Path, *, fresh: bool) -> Iterator[Path]:
+    """The run directory, for the block that fills it; folders that are new go where that fails."""
+    absent = [folder for folder in run_dir.parents if not folder.exists()]
+    made = True
+    if fresh:
+        run_dir = new_folder(run_dir)
+    else:
+        try:
+            run_dir.mkdir(parents=True)
+        except FileExistsError:
+            made = False
+    try:
+        yield run_dir
+    except Exception:
+        if made:
+            shutil.rmtree(run_dir, ignore_errors=True)
+            for folder in absent:
+                with contextlib.suppress(OSError):  # of another run by now
+                    folder.rmdir()
+        raise
 
 
 @contextlib.contextmanager

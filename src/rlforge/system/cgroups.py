@@ -1,4 +1,4 @@
-"""Limits of memory and cores that control groups set for this process, versions 1 and 2."""
+"""Limits that control groups, versions 1 and 2, set for memory, cores and processes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,18 @@ _NO_LIMIT = 2**60
 
 @value
 class Limit:
-    """The least number of all groups around this process, and the folder of that group."""
+    """The tightest limit of all groups around this process, with the folder of its group.
+
+    used: of the number, where that is read.
+    """
 
     number: float
     group: Path
+    used: float = 0
+
+    @property
+    def left(self) -> float:
+        return self.number - self.used
 
 
 def memory_limit(process: Path = PROCESS) -> Limit | None:
@@ -33,13 +41,20 @@ def core_limit(process: Path = PROCESS) -> Limit | None:
     return _least(process, _cores)
 
 
-def _least(process: Path, read: Callable[[Path], float]) -> Limit | None:
+def process_limit(process: Path = PROCESS) -> Limit | None:
+    """Processes, threads among them, that this group may have; None without a limit."""
+    return _least(process, _processes, lambda group: int((group / "pids.current").read_text()))
+
+
+def _least(
+    process: Path, read: Callable[[Path], float], used: Callable[[Path], float] = lambda group: 0
+) -> Limit | None:
     found = []
     for group in _groups(process):
         # A group has the files of its own controllers, and its words for "no limit".
         with contextlib.suppress(OSError, ValueError):
-            found.append(Limit(number=read(group), group=group))
-    return min(found, key=lambda limit: limit.number, default=None)
+            found.append(Limit(number=read(group), group=group, used=used(group)))
+    return min(found, key=lambda limit: limit.left, default=None)
 
 
 def _memory(group: Path) -> float:
@@ -49,6 +64,10 @@ def _memory(group: Path) -> float:
     if limit >= _NO_LIMIT:
         raise ValueError("no limit")
     return limit
+
+
+def _processes(group: Path) -> float:
+    return int((group / "pids.max").read_text())  # which is "max" for no limit
 
 
 def _cores(group: Path) -> float:

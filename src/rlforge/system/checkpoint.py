@@ -397,8 +397,10 @@ def _explain_full_disk(root: Path, path: Path, part: str = "") -> Iterator[None]
         if not says_full_disk(error):
             raise
         free = shutil.disk_usage(root if root.exists() else root.parent).free
-        needed = "which is not enough"
+        needed, mend = "which is not enough", "free some"
         for older in reversed(list_checkpoints(root)):
+            # The first checkpoint has none that could be deleted.
+            mend = "free some, or set learner.keep_checkpoints; older checkpoints are untouched"
             try:
                 files = read_manifest(older, verify=False).files
             except CheckpointError:  # which must not hide that the disk is full
@@ -411,6 +413,5 @@ def _explain_full_disk(root: Path, path: Path, part: str = "") -> Iterator[None]
                 break
         raise CheckpointError(
             f"no space on disk for checkpoint {f'{path}/{part}'.removesuffix('/')}: "
-            f"{readable_size(free)} free, {needed}; free some, or set learner.keep_checkpoints; "
-            "older checkpoints are untouched"
+            f"{readable_size(free)} free, {needed}; {mend}"
         ) from error

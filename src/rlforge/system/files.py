@@ -58,8 +58,8 @@ def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
         if durable:
             sync(path.parent)
     except OSError as error:
-        # The hidden name says nothing to a user.
-        if error.filename is not None and str(error.filename) == str(work):
+        # The hidden name says nothing to a user, and a full disk has none.
+        if error.filename is None or str(error.filename) == str(work):
             error.filename, error.filename2 = str(path), None
         raise
     finally:

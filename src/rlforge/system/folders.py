@@ -77,7 +77,9 @@ def obstacle(path: Path) -> str | None:
         there = nearest(path)
         if not there.is_dir():
             return f"{there} is no folder"
-        with tempfile.TemporaryDirectory(prefix=".rlforge-", dir=there):
+        with tempfile.TemporaryDirectory(prefix=".rlforge-", dir=there) as folder:
+            # A full disk may have room for the folder.
+            Path(folder, "block").write_bytes(bytes(4096))
             return None
     except OSError as error:
         said = f"cannot be written: {error.strerror}"

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 END_PATIENCE_S = 10.0
 """Seconds after which processes of a Ray of our own that have not ended are killed."""
 STARTS = 3
-"""How often Ray is started where a busy machine makes it late; each waits half a minute."""
+"""How often Ray is started where it is late; each start waits half a minute."""
 KEPT_FOLDERS = 5
 """Session folders of Ray, with its logs, that stay of runs that have ended."""
 WATCH_EVERY_S = 0.5
@@ -227,7 +227,7 @@ def _enter_ray(hardware: HardwareConfig, num_cpus: float) -> None:
 
 
 def _patiently(start: Callable[[], Any]) -> Any:
-    """The result of ``start``, which is called again where a busy machine makes Ray late."""
+    """The result of ``start``, which is called again where Ray is late."""
     tries = 1
     while True:
         before = _children()
@@ -239,11 +239,11 @@ def _patiently(start: Callable[[], Any]) -> Any:
                 raise
             if tries == STARTS:
                 raise RunError(
-                    f"Ray did not start in time, {STARTS} times: this machine is busy, or short of "
-                    "memory; stop other work and start again"
+                    f"Ray did not start in time, {STARTS} times{_of_load()}; `rlforge doctor` "
+                    f"lists what it needs, and its logs are below {_logs()}"
                 ) from error
         tries += 1
-        print("Ray is late on this busy machine: it is started again", file=sys.stderr, flush=True)
+        print(f"Ray is late{_of_load()}: it is started again", file=sys.stderr, flush=True)
         # Ray forgets a node that was late, whose processes would take the time of the next.
         with held(), regained():
             late = _children() - before
@@ -251,6 +251,16 @@ def _patiently(start: Callable[[], Any]) -> Any:
                 _kill(process)
             end_processes(late)
             ray.shutdown()
+
+
+def _of_load() -> str:
+    """`` on this busy machine``, with its load, where it is busy; else empty."""
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    return f" on this busy machine (load {load:.0f}, cores {cores})" if load > cores else ""
+
+
+def _logs() -> Path:
+    return Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp", "ray")
 
 
 def end_processes(processes: Collection[psutil.Process]) -> None:
