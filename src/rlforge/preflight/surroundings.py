@@ -157,7 +157,7 @@ def _of_place(place: Place) -> Finding:
 
 
 def _shortage(place: Place) -> str | None:
-    """What the file system of a place lacks for the start; None: nothing that is known."""
+    """Words for what a file system lacks for the start; None: nothing that is known."""
     there = nearest(place.path)
     if not there.is_dir():
         return None
