@@ -219,9 +219,9 @@ def _of_ray() -> Iterator[Finding]:
     except ConfigError as error:
         yield Finding(what="Ray's folder", state="problem", detail=str(error))
         base = None
-    place = base and Place(what="Ray's folder", path=base, variable="RAY_TMPDIR")
-    if place is not None and _shortage(place) is not None:
-        yield _of_place(place)
+    ours = [] if base is None else [Place(what="Ray's folder", path=base, variable="RAY_TMPDIR")]
+    if short := [place for place in ours if _shortage(place) is not None]:
+        yield from map(_of_place, short)
     elif base is not None:
         size = len(os.fsencode(base))
         detail = why or (
