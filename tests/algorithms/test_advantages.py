@@ -234,12 +234,9 @@ def test_games_that_end_alike_have_no_signal_and_others_have(name):
     assert signal_of(name, games(-1.0, -1.0, 0.0), buffer)
 
 
-def test_equal_rewards_are_no_signal_where_nothing_is_subtracted_from_them():
-    assert not signal_of("reinforce", games(1.0, 1.0))
-    assert signal_of("reinforce", games(1.0, -1.0))
-    assert signal_of("supervised", games(1.0, 1.0))
-    paid = [dataclasses.replace(one, reward=one.turn_index) for one in games(1.0, 1.0)]
-    assert signal_of("reinforce", paid)
+def test_equal_rewards_are_a_signal_where_nothing_is_subtracted_from_them():
+    assert signal_of("reinforce", games(1.0, 1.0))
+    assert not signal_of("reinforce", games(0.0, 0.0, raw=1.0))
 
 
 def lagging(*rewards: float, raw: tuple[float, ...]):
@@ -250,7 +247,7 @@ def lagging(*rewards: float, raw: tuple[float, ...]):
     ]
 
 
-@pytest.mark.parametrize("name", ["reinforce", "grpo", "rloo", "ppo", "a2c"])
+@pytest.mark.parametrize("name", ["ppo", "a2c"])
 def test_what_a_running_mean_lags_behind_equal_rewards_is_no_signal(name):
     assert not signal_of(name, lagging(1.0, 0.95, 0.9025, raw=(1, 1, 1)), "buffer=episode")
     assert signal_of(name, lagging(1.0, -0.95, 0.9025, raw=(1, -1, 1)), "buffer=episode")
@@ -262,17 +259,12 @@ def test_a_running_mean_of_each_seat_leaves_no_signal_where_the_first_always_win
         dataclasses.replace(one, origin=f"{one.origin}b", player_id=1)
         for one in lagging(-1.0, -0.95, raw=(-1, -1))
     ]
-    assert not signal_of("reinforce", won + lost)
+    assert not signal_of("ppo", won + lost)
 
 
 def test_rewards_that_tell_equal_outcomes_apart_are_a_signal():
     for name in ("reinforce", "ppo"):
         assert signal_of(name, games(0.2, 0.7, raw=0.0), "buffer=episode")
-
-
-def test_one_sample_or_advantages_from_elsewhere_are_a_signal():
-    assert has_signal(Reinforce(ReinforceConfig(), 8), games(1.0)[:1], (1.0,))
-    assert has_signal(Reinforce(ReinforceConfig(), 8), games(1.0, 1.0), (0.1, 0.2, 0.3, 0.4))
 
 
 def test_a_critic_has_a_signal_in_feedback_on_turns_and_none_in_baselines_of_seats():

@@ -29,11 +29,11 @@ def has_signal(
 ) -> bool:
     """Whether a batch says which answers are better, so that the policy may step.
 
-    It does where returns differ (``reward_spread``) and, without a critic, an advantage is not 0:
-    else advantages are errors of a critic or of a running mean, or one push for all answers. A KL
-    penalty or an entropy bonus alone is no reason to step, as the optimizer makes a step of usual
-    size of whatever is left, unless the algorithm declares a ``moving_reference``, towards which it
-    goes on purpose.
+    Without a critic it does where an advantage is not 0: normalising leaves equal rewards at 0.
+    With one it does where returns differ (``reward_spread``): else the advantages are errors of the
+    critic, or baselines of seats. A KL penalty or an entropy bonus alone is no reason to step, as
+    the optimizer makes a step of usual size of whatever is left, unless the algorithm declares a
+    ``moving_reference``, towards which it goes on purpose.
 
     Args:
         samples: The whole batch.
@@ -48,17 +48,9 @@ def has_signal(
     if steps_anyway(algorithm):
         return True
     # Not ``>``: what is not a number has to reach the optimizer, which reports it.
-    differ = reward_spread(algorithm, samples) != 0
     if algorithm.needs_values:
-        return differ
-    if all(abs(advantage) <= _ROUNDING for advantage in advantages):
-        return False
-    # One sample says nothing of what others would have. Without a baseline of seats, advantages
-    # that differ where no return does come from elsewhere: a user's algorithm may read a teacher.
-    noise = is_constant(advantages) or any(
-        _before_baseline(sample) is not None for sample in samples
-    )
-    return differ or len(samples) < 2 or not noise
+        return reward_spread(algorithm, samples) != 0
+    return not all(abs(advantage) <= _ROUNDING for advantage in advantages)
 
 
 def reward_spread(algorithm: Algorithm, samples: Sequence[Sample]) -> float:

@@ -18,7 +18,8 @@ _ENDED = {"status": str, "run_name": str, "total_updates": _COUNT, "signals": _R
 _SHOWN = {"observation": str, "answer": str, "kind": str, "agent": str, "version": str}
 _SCORES = {"reward": _NUMBER, "profit": _NUMBER, "score": _NUMBER, "time": int | float}
 
-#: A type, ``[type of each item]``, or ``{key: type}`` with ``*`` for all other keys.
+#: A type, ``[type of each item]``, ``{key: type}`` with ``*`` for all other keys, or ``(type,)``,
+#: which may be null as well.
 _FORMS: Mapping[str, Mapping[str, Any]] = {
     "metrics.jsonl": {"step": int, "window_id": str, "*": _NUMBER},
     "scalars.jsonl": {"step": int, "*": _NUMBER},
@@ -63,7 +64,7 @@ _FORMS: Mapping[str, Mapping[str, Any]] = {
     "progress.json": {**_ENDED, "update": int, "elapsed_s": _NUMBER, "eta_s": _NUMBER, "*": object},
     "comparison.json": {"*": {"version": _TEXT, "players": _PLAYERS, "*": object}},
     "decisions.json": {
-        "*": {"window": str, "decisions": [{**_SHOWN, **_SCORES, "action": {}, "*": object}]}
+        "*": ({"window": str, "decisions": [{**_SHOWN, **_SCORES, "action": {}, "*": object}]},)
     },
     "scores": {
         "scores": {"*": {"score": _NUMBER, "explanation": _TEXT}},
@@ -101,7 +102,10 @@ def checked(path: Path, data: Any) -> dict[str, Any]:
 
 
 def _check(form: Any, data: Any, where: str) -> None:
-    if isinstance(form, Mapping) and isinstance(data, dict):
+    if isinstance(form, tuple):
+        if data is not None:
+            _check(form[0], data, where)
+    elif isinstance(form, Mapping) and isinstance(data, dict):
         for key, item in data.items():
             _check(form.get(key, form.get("*", object)), item, f"{where}.{key}" if where else key)
     elif isinstance(form, list) and isinstance(data, list):

@@ -17,7 +17,7 @@ import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field, is_dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from rlforge.config.per_policy import of_policy, own_keys, policy_names
 from rlforge.config.plugins import SIGNALS
@@ -277,8 +277,7 @@ class Judge:
             return found
         if found.weight != "slow":
             self._barren[policy].add(name)
-        config, mend = self._config, found.mend
-        own = own_keys(config, policy) if isinstance(config, RunConfig) else {}
+        mend, own = found.mend, own_keys(cast(RunConfig, self._config), policy)
         for key, place in own.items():
             mend = mend.replace(key, f"{place}.{key.partition('.')[2]}")
         return Finding(
@@ -294,9 +293,10 @@ class Judge:
 
 def _of_policy(config: GamesConfig, name: str) -> GamesConfig:
     """The configuration with the groups of one policy, and the names of all."""
-    if not isinstance(config, RunConfig) or not name:
+    if not name:
         return config
-    return replace(of_policy(config, name), policies=config.policies)
+    of_run = cast(RunConfig, config)  # other kinds have one policy, without a name
+    return replace(of_policy(of_run, name), policies=of_run.policies)
 
 
 def conditions_of(config: GamesConfig) -> dict[str, tuple[Condition, float]]:

@@ -9,7 +9,7 @@ from tests import factories
 from rlforge.continuous.config.continuous import StoreConfig
 from rlforge.continuous.decisions.store import TrajectoryStore
 from rlforge.continuous.loop.publishing import DailyPush
-from rlforge.errors import RlforgeError
+from rlforge.errors import RlforgeError, counted
 
 HOUR = 3600.0
 #: 2024-11-13 00:00 UTC.
@@ -27,7 +27,7 @@ class Hub:
         if self.down:
             raise RlforgeError(f"{repo} was not pushed: no network")
         rows = sum(len(pq.read_table(path)) for path in (folder / "data").iterdir())
-        assert message == f"{rows} decisions"
+        assert message == counted(rows, "decision")
         assert options["kind"] == "dataset"
         assert not options["kept"], "the folder is a temporary one"
         self.pushed.append((repo, rows, options["public"]))

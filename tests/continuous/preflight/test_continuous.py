@@ -72,9 +72,9 @@ def test_presets_differ_from_the_first_in_one_line_each():
             assert len(own) - follows == 2 if base in own else len(own) == 1, name
 
 
-def test_the_default_is_the_documents_configuration():
+def test_the_preset_of_language_models_is_the_documents_configuration():
     """``GRPOConfig`` of the document, field by field."""
-    config = composed().config
+    config = composed("learner=window_grpo").config
     assert config.learner.mini_batch_size == 4
     assert config.learner.gradient_accumulation_steps == 2
     assert config.learner.learning_rate == 1e-6

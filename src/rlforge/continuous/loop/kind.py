@@ -62,13 +62,7 @@ class Continuous(RunKind[ContinuousConfig]):
                 f"model.kind={config.model.kind} will hardly move; learner=tiny_window has a rate "
                 "for it"
             )
-        elif tiny:
-            yield (
-                f"{rate} is for the tiny model: expect its mean reward to rise within some "
-                "eight windows; the document's values, for language models, are in "
-                "learner=window_grpo"
-            )
-        elif learned > _MODEL_RATE:
+        elif not tiny and learned > _MODEL_RATE:
             yield (
                 f"{rate} is for tiny models, and moves a language model far in each window; "
                 "learner=window_grpo has the document's values"

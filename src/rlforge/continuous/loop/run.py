@@ -46,6 +46,12 @@ class ContinuousRun:
             [(facts["window"], facts["update"]) for facts in done]
         )
         self._parts = parts
+        if not done and self._config.model.kind == "tiny_market":
+            rate = f"learner.learning_rate={self._config.learner.learning_rate:g}"
+            context.note(
+                f"{rate} is for the tiny model, whose mean reward rises within some eight windows; "
+                "language models take the document's values, learner=window_grpo"
+            )
         await self._continue_from_deployment(parts)
         await self._open.enter_async_context(_served_over_http(context, parts))
 
