@@ -75,6 +75,18 @@ def test_a_run_without_a_batch_is_explained_by_what_it_told_and_its_training_gam
     assert [one["game_id"] for one in found["games"]] == ["train"]
 
 
+@pytest.mark.parametrize(
+    ("figure", "ending"), [("timeout_rate", "timeout"), ("context_limit_rate", "context_limit")]
+)
+def test_games_that_a_limit_ends_are_shown(rlforge, figure, ending):
+    write_signals(Path("run"), **{f"games_{figure}": 1.0})
+    seats = [seat(0), seat(1, trained=False)]
+    games = [made(game_spec(name, ENV, seats), end_reason=name) for name in (ending, "finished")]
+    write_games(Path("run"), *games)
+    _, found = explained(rlforge, "run")
+    assert [one["game_id"] for one in found["games"]] == [ending]
+
+
 def test_games_of_a_group_that_all_end_alike_are_shown(rlforge):
     write_signals(Path("run"), config=GRPO, no_advantage_share=1.0)
     seats = [seat(0), seat(1, trained=False)]

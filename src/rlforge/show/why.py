@@ -251,6 +251,7 @@ def _curve(name: str, figures: Sequence[Any], *, shares: bool = False) -> Iterat
 _ENDINGS: Mapping[str, Callable[[GameIndex], bool]] = {
     "turn_limit": lambda game: game.end_reason == "turn_limit",
     "context_limit": lambda game: game.end_reason == "context_limit",
+    "time_limit": lambda game: game.end_reason == "timeout",
     "failed_games": lambda game: game.error is not None,
 }
 _ANSWERS: Mapping[str, Callable[[Turn], bool]] = {
