@@ -75,3 +75,14 @@ def test_a_window_that_too_few_ticks_are_left_of_is_not_the_first(make_config, m
         assert f"needs 5 decisions in it, and {left} of its ticks are left" in said
     rolling = make_config(*keys, "window.mode=rolling")
     assert first_window(rolling, WindowGrid(30), now) == ("2024-11-13-10:00", "")
+
+
+def test_ticks_that_are_left_are_counted_in_spite_of_rounding(make_config):
+    keys = ("window.minutes=0.05", "market.tick_minutes=0.005")
+    config = make_config(*keys, "window.min_trajectories_per_agent=10")
+    begin = window_start("2026-11-30-12:00")
+    # Ten ticks a window: the first is over as soon as it begins.
+    for window in range(2000):
+        now = begin + 3 * window + 0.1
+        first, _ = first_window(config, WindowGrid(0.05), now)
+        assert window_start(first) == begin + 3 * (window + 1)

@@ -207,10 +207,9 @@ def first_window(config: ContinuousConfig, grid: WindowGrid, now: float) -> tupl
     here, tick = grid.id_of(now), config.market.tick_minutes * 60
     # A tick is at each multiple of its length.
     since = (math.floor(now / tick) + 1) * tick
-    left, needed = (
-        math.ceil((grid.span(here)[1] - since) / tick),
-        config.window.min_trajectories_per_agent,
-    )
+    # The tolerance is for rounding: seconds since 1970 leave six digits below 1.
+    left = math.ceil((grid.span(here)[1] - since) / tick - 1e-3)
+    needed = config.window.min_trajectories_per_agent
     if config.window.mode == "rolling" or left >= needed:
         return here, ""
     first = grid.after(here)
