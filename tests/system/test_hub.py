@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from tests.harness.server import Answers, served
 
-from rlforge.errors import ConfigError
-from rlforge.system.hub import check_push
+from rlforge.errors import ConfigError, RlforgeError
+from rlforge.system.hub import check_push, push_folder
 
 
 class Hub(Answers):
@@ -172,3 +172,46 @@ def test_only_a_push_can_be_public():
     check_push(None)
     with pytest.raises(ConfigError, match="add --push ORG/NAME, or leave --public out"):
         check_push(None, public=True)
+
+
+def folder_with(path: Path, **files: str) -> Path:
+    for name, text in files.items():
+        file = path / name.replace("__", "/").replace("_dot_", ".")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["model", "dataset"])
+def test_a_folder_is_copied_to_and_loses_what_the_new_one_would_be_read_with(tmp_path, kind):
+    new = {"README_dot_md": "new", "data__1_dot_parquet": "b", "model_dot_safetensors": "w"}
+    source = folder_with(tmp_path / "new", **new)
+    target = folder_with(
+        tmp_path / "old",
+        README_dot_md="old",
+        notes_dot_txt="mine",
+        data__9_dot_parquet="a",
+        adapter_config_dot_json="{}",
+        data__adapter_note_dot_txt="mine",
+    )
+    said: list[str] = []
+    check_push(str(target))
+    push_folder(source, str(target), "", public=False, say=said.append, kind=kind)
+    assert said == [f"copied to {target}"]
+    kept = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
+    stale = "adapter_config.json" if kind == "model" else "data/9.parquet"
+    there = {"notes.txt", "data/9.parquet", "adapter_config.json", "data/adapter_note.txt"}
+    assert kept == {"README.md", "data/1.parquet", "model.safetensors"} | there - {stale}
+    assert (target / "README.md").read_text() == "new"
+
+
+def test_a_folder_that_cannot_be_is_refused_and_its_failure_is_named(tmp_path, monkeypatch):
+    file = folder_with(tmp_path, file="x") / "file"
+    for path in (file, file / "below"):
+        with pytest.raises(ConfigError, match=rf"--push {path}: {file} is no folder"):
+            check_push(str(path))
+    with pytest.raises(ConfigError, match="names a folder"):
+        check_push(str(tmp_path), public=True)
+    check_push(str(tmp_path / "new" / "one"))
+    with pytest.raises(RlforgeError, match="was not written"):
+        push_folder(tmp_path / "missing", str(file / "x"), "", public=False, say=print)

@@ -147,8 +147,9 @@ OPPONENTS = (
 Push = Annotated[
     str | None,
     typer.Option(
-        metavar="ORG/NAME",
-        help="Also upload to this repository of the Hugging Face hub, private if it is new.",
+        metavar="ORG/NAME|./NAME",
+        help="Also upload to this repository of the Hugging Face hub, private if it is new, or "
+        "copy to this folder.",
     ),
 ]
 Public = Annotated[bool, typer.Option("--public", help="Make a new repository of --push public.")]

@@ -1,10 +1,12 @@
-"""Uploads to the Hugging Face hub."""
+"""Uploads to the Hugging Face hub, or to a folder in its place."""
 
 from __future__ import annotations
 
 import contextlib
 import glob
+import os
 import shlex
+import shutil
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -15,6 +17,16 @@ from rlforge.system.network import check_proxies, spare_loopback, through
 
 #: Files of a model that are loaded where they lie.
 _WEIGHTS = ("*.safetensors*", "adapter_*", "*.gguf")
+
+
+def as_folder(repo: str) -> Path | None:
+    """The folder that a push goes to; None for a repository of the hub.
+
+    Example:
+        >>> as_folder("./data/market"), as_folder("org/market")
+        (PosixPath('data/market'), None)
+    """
+    return Path(repo).expanduser() if repo.startswith((".", "/", "~")) else None
 
 
 def check_push(repo: str | None, option: str = "--push", *, public: bool = False) -> None:
@@ -33,12 +45,20 @@ def check_push(repo: str | None, option: str = "--push", *, public: bool = False
                 "--public out"
             )
         return
+    if (target := as_folder(repo)) is not None:
+        there = next(one for one in (target, *target.absolute().parents) if one.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            wrong = "cannot be written" if there.is_dir() else "is no folder"
+            raise ConfigError(f"{option} {repo}: {there} {wrong}")
+        if public:
+            raise ConfigError(f"--public is about the hub, and {option} {repo} names a folder")
+        return
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
         raise ConfigError(f"{option} {repo}: {error}") from error
     if "/" not in repo:
-        raise ConfigError(f"{option} {repo}: write ORG/NAME, or USER/NAME")
+        raise ConfigError(f"{option} {repo}: write ORG/NAME, USER/NAME, or ./NAME for a folder")
     if get_token() is None:
         raise ConfigError(
             f"{option} needs a token of the Hugging Face hub: set HF_TOKEN, or run hf auth login"
@@ -66,16 +86,21 @@ def push_folder(
     kind: Literal["model", "dataset"] = "model",
     kept: bool = True,
 ) -> None:
-    """Upload a folder to a repository of the hub, made if there is none.
+    """Upload a folder to a repository of the hub, made if there is none, or copy it to a folder.
 
     Files of the repository that the folder lacks stay, but for the parquet files of a dataset and
-    the weights of a model. Raises RlforgeError where the hub cannot be reached or refuses.
+    the weights of a model. Raises RlforgeError where the hub cannot be reached or refuses, and
+    where the folder cannot be written.
 
     Args:
-        folder, repo: From and to: ORG/NAME, or USER/NAME.
+        folder, repo: From and to: ORG/NAME or USER/NAME, or a path as of ``as_folder``.
         public, kind: Visibility and kind of a repository that is made.
         kept: The folder outlives the call: the error says how to push it later.
     """
+    if (target := as_folder(repo)) is not None:
+        _copy(folder, target, kind)
+        say(f"copied to {target}")
+        return
     from huggingface_hub import HfApi
 
     hub = HfApi()
@@ -106,15 +131,31 @@ def push_folder(
     say(f"pushed to {hub.endpoint}/{place}")
 
 
+def _copy(folder: Path, target: Path, kind: str) -> None:
+    try:
+        shutil.copytree(folder, target, dirs_exist_ok=True)
+        names = [str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()]
+        old = [name for name in names if name.endswith(".parquet")]
+        if kind == "model":
+            old = [name for name in names if "/" not in name and _is_weight(name)]
+        for name in old:
+            if not (folder / name).exists():
+                (target / name).unlink()
+    except OSError as error:
+        raise RlforgeError(f"{target} was not written: {error}") from error
+
+
+def _is_weight(name: str) -> bool:
+    return any(fnmatch(name, pattern) for pattern in _WEIGHTS)
+
+
 def _old_weights(names: list[str], folder: Path) -> list[str]:
     """Patterns of the weights of a repository that a new model in ``folder`` does not have."""
     # An adapter that stays would be loaded on top of merged weights.
     return [
         glob.escape(name)
         for name in names
-        if "/" not in name
-        and any(fnmatch(name, pattern) for pattern in _WEIGHTS)
-        and not (folder / name).exists()
+        if "/" not in name and _is_weight(name) and not (folder / name).exists()
     ]
 
 

@@ -25,6 +25,7 @@ from rlforge.config.schema import PolicyConfig
 from rlforge.continuous.config.market import MarketConfig
 from rlforge.continuous.config.ruler import RulerConfig
 from rlforge.continuous.config.serving import DeploymentConfig, ServeConfig
+from rlforge.system.hub import as_folder
 
 
 @dataclass
@@ -35,16 +36,18 @@ class StoreConfig(Group):
     path: Text | None = None
     #: Windows that are kept after they were worked on, with their scores. null: all.
     keep_windows: Count | None = None
-    #: Dataset of the Hugging Face hub, ORG/NAME, that is replaced once a day by all decisions,
-    #: scores and metrics in the store; null: none.
+    #: Dataset of the Hugging Face hub, ORG/NAME, or folder, ./NAME, that is replaced once a day by
+    #: all decisions, scores and metrics in the store; null: none.
     push: Text | None = None
     #: Hour of the day, in UTC by the clock of the decisions, from which it is replaced.
     push_hour: Annotated[int, Range(0, 23)] = 2
 
     def clashes(self) -> Iterator[Problem]:
         # A name without its owner would be created under the account that is logged in.
-        if self.push is not None and len(self.push.split("/")) != 2:
-            yield "push", "names a dataset of the hub: ORG/NAME"
+        if self.push is None or as_folder(self.push) is not None:
+            return
+        if len(self.push.split("/")) != 2:
+            yield "push", "names a dataset of the hub, ORG/NAME, or a folder, ./NAME"
 
 
 @dataclass
