@@ -230,7 +230,12 @@ def test_doctor_shows_what_a_run_takes_on_disk_and_the_keys_that_limit_it(rlforg
         {"name": "store", "size": 0, "files": 0, "limits": ["store.keep_windows"]},
     ]
     assert "measured: 2.9 KiB; " in said
-    assert found["free"] > 0
+    assert (found["free"] > 0, found["a_day"]) == (True, None)
+    (folder / "summary.json").write_text('{"wall_time_s": 3600.0}')
+    said = rlforge("doctor", "--run", folder, "--json", "sizes.json").out
+    size = sum(part["size"] for part in json.loads(Path("sizes.json").read_text())["parts"])
+    assert json.loads(Path("sizes.json").read_text())["a_day"] == 24 * size
+    assert " a day at its pace so far; " in said
 
 
 @pytest.mark.parametrize("columns", [80, 120])

@@ -176,9 +176,10 @@ def doctor(
 
 def _show_size(run_dir: Path, json_file: Path | None) -> None:
     from rlforge.record.files import open_run
+    from rlforge.record.status import read_summary
     from rlforge.system.files import readable_size
 
-    open_run(run_dir)
+    paths = open_run(run_dir)
     parts: list[dict[str, Any]] = []
     for path in run_dir.iterdir():
         sizes = []
@@ -194,10 +195,14 @@ def _show_size(run_dir: Path, json_file: Path | None) -> None:
     for part in parts:
         size, count = readable_size(part["size"]), f"{part['files']:,}"
         table.add_row(part["name"], size, count, ", ".join(part["limits"]))
-    write_result(json_file, {"parts": parts, "free": free})
+    whole = sum(part["size"] for part in parts)
+    took = read_summary(paths).get("wall_time_s") or 0.0
+    # What a run of less than a minute has written is mostly its start.
+    day = round(whole / took * 86_400) if took >= 60 else None
+    write_result(json_file, {"parts": parts, "free": free, "a_day": day})
     Console().print(table)
-    size = readable_size(sum(part["size"] for part in parts))
-    typer.echo(f"{run_dir}: {size}; {readable_size(free)} free on its disk")
+    growth = "" if day is None else f", {readable_size(day)} a day at its pace so far"
+    typer.echo(f"{run_dir}: {readable_size(whole)}{growth}; {readable_size(free)} free on its disk")
 
 
 def port(

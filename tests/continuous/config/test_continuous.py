@@ -5,7 +5,7 @@ from omegaconf import OmegaConf
 
 from rlforge.config.keys import conf_dir
 from rlforge.config.rules import changed, read
-from rlforge.continuous.config.continuous import ContinuousConfig, WindowConfig
+from rlforge.continuous.config.continuous import DECISION_BYTES, ContinuousConfig, WindowConfig
 
 
 @pytest.mark.parametrize("group", ["store", "window", "decision_reward"])
@@ -33,3 +33,26 @@ def test_decisions_may_be_as_old_as_the_wait_for_their_outcomes_makes_them(
     config = ContinuousConfig(window=WindowConfig(**settings))
     assert (config.windows_waited, config.max_staleness) == (waited, staleness)
     assert changed(config, ["continuous.max_staleness=7"]).max_staleness == 7
+
+
+@pytest.mark.parametrize(
+    ("lines", "windows", "versions"),
+    [
+        (["continuous.windows=8"], None, None),
+        ([], 336, 72),
+        (["store.keep_windows=9", "learner.keep_checkpoints=0"], 9, 0),
+        # Outcomes of so many windows may still come.
+        (["window.minutes=0.1"], 1201, 72),
+        (["continuous.source=store"], None, None),
+    ],
+)
+def test_a_run_without_an_end_keeps_so_many_windows_and_versions(lines, windows, versions):
+    config = changed(ContinuousConfig(), ["continuous.windows=null", *lines])
+    assert (config.keep_windows, config.keep_checkpoints) == (windows, versions)
+
+
+def test_the_growth_of_a_store_is_that_of_its_decisions():
+    config = changed(ContinuousConfig(), ["market.tick_minutes=5", "continuous.agents=10"])
+    traders = 10 + config.continuous.control_agents + sum(config.market.traders.values())
+    assert config.bytes_a_day == traders * 288 * DECISION_BYTES
+    assert changed(config, ["continuous.source=requests"]).bytes_a_day is None

@@ -27,6 +27,13 @@ from rlforge.continuous.config.ruler import RulerConfig
 from rlforge.continuous.config.serving import DeploymentConfig, ServeConfig
 from rlforge.system.hub import as_folder
 
+#: Windows and versions that a run without an end keeps, where it is not set: of windows of an hour
+#: those of two weeks, of versions those of three days.
+KEPT_WINDOWS, KEPT_CHECKPOINTS = 336, 72
+#: Most bytes of a decision in the store, with the agent's state and prompt, as measured: 5,300 in
+#: the market of the preset ``default``, 8,900 in that of ``tiny``, which has more markets.
+DECISION_BYTES = 9000
+
 
 @dataclass
 class StoreConfig(Group):
@@ -34,7 +41,8 @@ class StoreConfig(Group):
 
     #: Folder of the store; null: ``store`` in the run directory.
     path: Text | None = None
-    #: Windows that are kept after they were worked on, with their scores. null: all.
+    #: Windows that are kept after they were worked on, with their scores. null: all of a run with
+    #: an end; of one without the newest 336, or those whose outcomes may still come.
     keep_windows: Count | None = None
     #: Dataset of the Hugging Face hub, ORG/NAME, or folder, ./NAME, that is replaced once a day by
     #: all decisions, scores and metrics in the store; null: none.
@@ -252,6 +260,32 @@ class ContinuousConfig(PolicyConfig):
             return 1
         # A decision is settled with its episode at the latest.
         return 1 + math.ceil(self.episode_s / (self.window.minutes * 60))
+
+    @property
+    def endless(self) -> bool:
+        """Whether the run records windows of its own without an end."""
+        return self.continuous.windows is None and self.continuous.source != "store"
+
+    @property
+    def keep_windows(self) -> int | None:
+        """``store.keep_windows``, or what follows for a run without an end; None: all."""
+        bound = max(KEPT_WINDOWS, self.windows_open) if self.endless else None
+        return self.store.keep_windows or bound
+
+    @property
+    def keep_checkpoints(self) -> int | None:
+        """``learner.keep_checkpoints``, or what follows for a run without an end; None: all."""
+        given = self.learner.keep_checkpoints
+        return KEPT_CHECKPOINTS if given is None and self.endless else given
+
+    @property
+    def bytes_a_day(self) -> int | None:
+        """Most bytes by which the store of a market grows in a day of its clock; None for others."""
+        if self.continuous.source != "market":
+            return None
+        traders = self.continuous.agents + self.continuous.control_agents
+        traders += sum(self.market.traders.values())
+        return round(traders * 24 * 60 / self.market.tick_minutes * DECISION_BYTES)
 
     @property
     def max_staleness(self) -> int | None:

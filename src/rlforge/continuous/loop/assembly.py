@@ -77,7 +77,7 @@ async def assembled(
             policy=policy,
             source=source,
             learner=WindowLearner(
-                actors.learner, run_dir / "checkpoints", config.learner.keep_checkpoints, update
+                actors.learner, run_dir / "checkpoints", config.keep_checkpoints, update
             ),
             scorer=scorer,
             reward=DecisionReward(config.decision_reward),

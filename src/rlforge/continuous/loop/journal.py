@@ -203,7 +203,7 @@ class RecordedWindows(Recorded):
         steps = [row for row in self.steps.values() if "window_id" in row]
         gone = [row["window_id"] for row in steps if row["window_id"] not in here]
         # With ``keep_windows`` old windows are deleted on purpose.
-        if gone and self.config.store.keep_windows is None:
+        if gone and self.config.keep_windows is None:
             problems.append(f"window {gone[0]} is missing")
         elif gone:
             notes.append("windows that store.keep_windows has deleted are left out")

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.loop.assembly import Assembly, assembled
+from rlforge.continuous.loop.kind import kept
 from rlforge.continuous.loop.performance import POLICY, gains
 from rlforge.continuous.loop.policy_side import PolicySide
 from rlforge.continuous.loop.trainer import ContinuousTrainer
@@ -46,6 +47,8 @@ class ContinuousRun:
             [(facts["window"], facts["update"]) for facts in done]
         )
         self._parts = parts
+        if said := kept(self._config):
+            context.note(said)
         if not done and self._config.model.kind == "tiny_market":
             rate = f"learner.learning_rate={self._config.learner.learning_rate:g}"
             context.note(

@@ -212,7 +212,7 @@ class ContinuousTrainer:
         parts.journal.reach(work, "done", window=row, update=update)
         self._context.actors.tracker.log_window.remote(row, update)
         # Where old windows are deleted, the report must not keep the first one's decisions.
-        keep_first = self._config.store.keep_windows is None
+        keep_first = self._config.keep_windows is None
         keep_samples(self._context.run_dir, window, scores, first=keep_first)
         # A trial or a rollback may need versions that do not serve now.
         parts.learner.prune(parts.policy.needed())
@@ -267,7 +267,7 @@ class ContinuousTrainer:
         return row
 
     def _delete_old(self, window_id: str) -> None:
-        keep, source = self._config.store.keep_windows, self._parts.source
+        keep, source = self._config.keep_windows, self._parts.source
         if keep is not None and source.store is not None:
             old = [one for one in source.windows.ids() if one <= window_id][:-keep]
             source.store.delete(old)
