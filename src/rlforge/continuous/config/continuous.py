@@ -280,7 +280,7 @@ class ContinuousConfig(PolicyConfig):
 
     @property
     def bytes_a_day(self) -> int | None:
-        """Most bytes by which the store of a market grows in a day of its clock; None for others."""
+        """Most bytes by which a market's store grows in a day of its clock; None for others."""
         if self.continuous.source != "market":
             return None
         traders = self.continuous.agents + self.continuous.control_agents
