@@ -108,13 +108,13 @@ def _stopped_in_order(sweep_dir: Path, root: type[PolicyConfig]) -> Iterator[Non
     The block then ends by a KeyboardInterrupt that says how to go on.
     """
     global _sweeping
-    mark, over, told = sweep_dir / STOPPED, threading.Event(), set[int]()
+    mark, over, signalled = sweep_dir / STOPPED, threading.Event(), set[int]()
 
     def tell() -> None:
         # A job may have been about to start.
         while not over.is_set():
-            for process in elsewhere(sweep_dir) - told:
-                told.add(process)
+            for process in elsewhere(sweep_dir) - signalled:
+                signalled.add(process)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signals.INTERRUPT)
             over.wait(TELL_EVERY_S)
@@ -122,7 +122,7 @@ def _stopped_in_order(sweep_dir: Path, root: type[PolicyConfig]) -> Iterator[Non
     def interrupted() -> None:
         first = not mark.exists()
         mark.touch()
-        told.clear()
+        signalled.clear()
         if not elsewhere(sweep_dir):
             raise KeyboardInterrupt
         # A launcher would kill the processes of its jobs in the middle of their work.

@@ -57,7 +57,7 @@ def reward_spread(algorithm: Algorithm, samples: Sequence[Sample]) -> float:
     """Largest less least return of a batch that is trained on; 0 where they are all the same.
 
     With a critic a return is the outcome of the game with what this turn and later ones are paid
-    beside it, else the reward of the turn. A running mean of a seat (``role_advantage``) lags
+    on top of it, else the reward of the turn. A running mean of a seat (``role_advantage``) lags
     behind, and so differs from game to game: where one is subtracted, returns are the same where
     those of each seat are before it.
     """
@@ -94,12 +94,12 @@ def _before_baseline(sample: Sample) -> float | None:
 def _returns(
     samples: Sequence[Sample], outcomes: Sequence[float], rest_of_game: bool
 ) -> list[float]:
-    """Outcome of each sample's game, with what its turn is paid beside it, and later ones are."""
+    """Outcome of each sample's game, with what its turn, and later ones, are paid on top."""
     paid: dict[tuple[str, int], float] = defaultdict(float)
     returns = list[float]()
     for sample, outcome in zip(reversed(samples), reversed(outcomes), strict=True):
-        beside = sample.reward - sample.outcome_reward
-        paid[sample.episode] = beside + (paid[sample.episode] if rest_of_game else 0.0)
+        extra = sample.reward - sample.outcome_reward
+        paid[sample.episode] = extra + (paid[sample.episode] if rest_of_game else 0.0)
         returns.append(outcome + paid[sample.episode])
     return returns[::-1]
 

@@ -228,7 +228,7 @@ class Supervised(PolicyGradient[SupervisedConfig]):
 
     @property
     def moving_reference(self) -> bool:
-        """Whether it steps without signal: answers are learned whatever they were paid."""
+        """Whether it steps without signal: answers are learned no matter what they were paid."""
         return True
 
     def targets(self, samples: Sequence[Sample], values: Sequence[float] | None) -> Targets:

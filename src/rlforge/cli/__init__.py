@@ -122,7 +122,7 @@ def main() -> NoReturn:
         try:
             with signals.owned():
                 code = _of_command()
-        except KeyboardInterrupt:  # while an error was told
+        except KeyboardInterrupt:  # while an error was printed
             code = _interrupted()
     sys.exit(code)
 

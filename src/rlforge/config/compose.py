@@ -344,7 +344,7 @@ def run_mapping(path: Path) -> DictConfig:
     try:
         found = load_mapping(path)
     except ConfigError as error:
-        # Nobody has typed what a crash or a full disk leaves; another folder may be meant.
+        # A crash or a full disk leaves such a file, no user; another folder may be meant.
         if path.exists():
             raise DamagedError(str(error)) from None
         raise

@@ -243,7 +243,7 @@ def from_outside(error: BaseException) -> bool:
 
 def described(error: BaseException) -> str:
     """An error in the code of an extension, with its file and line, in one line."""
-    # A message of several lines would break the lines that it is told in.
+    # A message of several lines would break the lines that it stands in.
     text = " ".join(f"{type(error).__name__}: {error}".split())
     if isinstance(error, SyntaxError):
         return text  # it has them

@@ -11,7 +11,7 @@ from torch import Tensor, UntypedStorage
 from rlforge.errors import ConfigError
 
 #: Shapes of matrix products for which oneDNN, and torch's layer above it, keep compiled code. Both
-#: keep 1024 unless told otherwise, and batches of games have ever new shapes: a learner of the tiny
+#: keep 1024 unless it is set, and batches of games have ever new shapes: a learner of the tiny
 #: model would grow by 450 MB within 20 updates, at the same speed.
 KEPT_SHAPES = 128
 

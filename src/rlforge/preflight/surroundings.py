@@ -42,7 +42,7 @@ from rlforge.system.hardware import detect, ram
 from rlforge.system.network import ProxyError, check_proxies, silent_proxies
 from rlforge.types import value
 
-#: Bytes that a learner or an engine takes on a CPU beside its process, with the smallest model. The
+#: Bytes of a learner or an engine on a CPU on top of its process, with the smallest model. The
 #: second number is with board games, whose texts and samples other processes hold as well.
 BATCH_BYTES = (130 * 2**20, 370 * 2**20)
 

@@ -183,7 +183,7 @@ class Judge:
     """Judges a run's records as they come: each condition speaks when it begins and ends.
 
     Of several policies each is judged by the figures of its own updates; the first also by those
-    of the run. A policy that does not learn beside one that does leaves the run one that learns.
+    of the run. A policy that does not learn leaves the run one that learns where another does.
     """
 
     def __init__(self, config: GamesConfig) -> None:

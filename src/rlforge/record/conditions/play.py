@@ -50,14 +50,14 @@ def share_of(
                 played += seen.now("failed_games") or 0
             if not over or played < _GAMES:
                 return None
-            told = {env: what(seen, env) for env in sorted(over, key=lambda env: -over[env])}
+            named = {env: what(seen, env) for env in sorted(over, key=lambda env: -over[env])}
             # What holds in one environment of several leaves the others to learn from.
             least = min(found.get(entry.id, 0.0) for entry in seen.config.env.train)
             return Finding(
-                text=_sentence(of, [(env, over[env], end) for env, (end, _, _) in told.items()]),
-                mend=next(mend for _, mend, _ in told.values()),
+                text=_sentence(of, [(env, over[env], end) for env, (end, _, _) in named.items()]),
+                mend=next(mend for _, mend, _ in named.values()),
                 weight=weight_of(least, lasting=lasting),
-                change={key: new for _, _, change in told.values() for key, new in change.items()},
+                change={key: new for _, _, change in named.values() for key, new in change.items()},
             )
 
         return Condition(about, threshold, (f"*/{name}",), check)
@@ -65,16 +65,16 @@ def share_of(
     return made
 
 
-def _sentence(of: str, told: Sequence[tuple[str, float, str]]) -> str:
-    """Two environments of ``told``, with the share and the end of each, and how many more."""
+def _sentence(of: str, named: Sequence[tuple[str, float, str]]) -> str:
+    """Two environments of ``named``, with the share and the end of each, and how many more."""
     at = "of" if of == "games" else "in"
     alike: dict[tuple[str, str], list[str]] = {}
-    for env, share, end in told[:_NAMED]:
+    for env, share, end in named[:_NAMED]:
         alike.setdefault((of_all(share), end), []).append(env)
     clauses = [
         f"{share} {of} {at} {' and '.join(envs)} {end}" for (share, end), envs in alike.items()
     ]
-    more = len(told) - _NAMED
+    more = len(named) - _NAMED
     return ", and ".join(clauses) + (f", and {more} more" if more > 0 else "")
 
 

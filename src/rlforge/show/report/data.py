@@ -119,14 +119,16 @@ def load_run(run_dir: Path | str) -> RunData:
 def _signals(
     run: RunPaths, summary: Row, metrics: list[Row], evals: list[EvalResult]
 ) -> list[Signal]:
-    """Signals that the records show, and those that the run told where they cannot be judged."""
+    """Signals that the records show, and those announced by it that cannot be judged."""
     # The summary is of the end or, in a run that goes on or was killed, of its start.
     progress = read_json(run.progress)
-    told = values_in(Signal, progress.get("signals") or summary.get("signals", []), run.summary)
+    announced = values_in(
+        Signal, progress.get("signals") or summary.get("signals", []), run.summary
+    )
     if len(metrics) < max(progress.get("update", 0), summary.get("updates", 0)) and (
         "signals" in progress or "signals" in summary
     ):
-        return told  # the records are cut, and would show other signals
+        return announced  # the records are cut, and would show other signals
     found = list[Signal]()
     # A condition, a kind or a value may be of a package that is not installed here.
     with contextlib.suppress(ConfigError, DamagedError):
@@ -134,7 +136,7 @@ def _signals(
         found = judged(games, metrics, evals) if games is not None else []
     # What was played without a batch is in no record.
     shown = {one.name for one in found}
-    return [*found, *(one for one in told if one.name not in shown)]
+    return [*found, *(one for one in announced if one.name not in shown)]
 
 
 def _gaps(summary: Row, run: RunPaths, metrics: list[Row], windows: list[Row]) -> list[str]:
