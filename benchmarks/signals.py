@@ -16,6 +16,7 @@ import lzma
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -132,7 +133,7 @@ def signals_of(folder: Path) -> list[Signal]:
 
 def planted(name: str, cause: Cause, folder: Path) -> dict[str, Any]:
     """What a run with a cause said, and when."""
-    code, output = (0, "") if signals_of(folder) else run(cause.overrides, folder)
+    output = "" if signals_of(folder) else run(cause.overrides, folder)[1]
     found = {one.name: one for one in signals_of(folder)}
     # A run that ends by its failure names the cause there.
     if "not finite" in output and (at := re.search(r"update (\d+): loss", output)):
@@ -145,13 +146,13 @@ def planted(name: str, cause: Cause, folder: Path) -> dict[str, Any]:
     last = output.strip().splitlines()[-4:]
     print(f"{name}: {', '.join(f'{one} at {s.step}' for one, s in found.items()) or last}")
     return {
-        "expected": list(cause.expected),
-        "named": first.name if first else None,
-        "at": first.step if first else None,
-        "by": cause.update,
-        "in_time": first is not None and first.step <= cause.update,
-        "exit_code": code,
-        "also": sorted(found.keys() - set(cause.expected)),
+        "cause": name,
+        "command": f"rlforge train {shlex.join(cause.overrides)}",
+        "must be named": " or ".join(cause.expected),
+        "by update": cause.update,
+        "named": first.name if first else "nothing",
+        "at update": first.step if first else None,
+        "also": ", ".join(sorted(found.keys() - set(cause.expected))),
         "says": first.line if first else "; ".join(last),
     }
 
@@ -206,17 +207,21 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
-        causes = {
-            name: planted(name, CAUSES[name], folder / f"planted-{number}")
+        causes = [
+            planted(name, CAUSES[name], folder / f"planted-{number}")
             for number, name in enumerate(CAUSES)
             if name in arguments.only
-        }
+        ]
         kept = [
             healthy(experiment, seed, folder / f"{experiment}-{seed}")
             for experiment in HEALTHY
             for seed in range(arguments.healthy)
         ]
-    missed = [name for name, row in causes.items() if not row["in_time"]]
+    missed = [
+        row["cause"]
+        for row in causes
+        if row["at update"] is None or row["at update"] > row["by update"]
+    ]
     alarms = [
         f"{run['experiment']}, seed {run['seed']}: {one}" for run in kept for one in run["found"]
     ]
@@ -227,7 +232,15 @@ def main() -> None:
         record(
             "signals",
             {
-                "planted": causes,
+                "planted": {
+                    row["cause"]: [
+                        f"{row['must be named']} by update {row['by update']}",
+                        f"is {row['named']} at update {row['at update']}",
+                        f"`{row['command']}`",
+                    ]
+                    for row in causes
+                },
+                "readings": causes,
                 "named_in_time": len(causes) - len(missed),
                 "causes": len(causes),
                 "healthy_runs": len(kept),
