@@ -25,6 +25,7 @@ from rlforge.config.schema import PolicyConfig
 from rlforge.continuous.config.market import MarketConfig
 from rlforge.continuous.config.ruler import RulerConfig
 from rlforge.continuous.config.serving import DeploymentConfig, ServeConfig
+from rlforge.system.files import readable_size
 from rlforge.system.hub import as_folder
 
 #: Windows and versions that a run without an end keeps, where it is not set: of windows of an hour
@@ -286,6 +287,19 @@ class ContinuousConfig(PolicyConfig):
         traders = self.continuous.agents + self.continuous.control_agents
         traders += sum(self.market.traders.values())
         return round(traders * 24 * 60 / self.market.tick_minutes * DECISION_BYTES)
+
+    @property
+    def growth(self) -> str:
+        """Clauses on how fast the store grows, and what a run without an end keeps; or ''."""
+        said = []
+        if (grows := self.bytes_a_day) is not None:
+            said.append(f"the store grows by up to {readable_size(grows)} a day of the market")
+        if self.endless:
+            said.append(
+                f"the newest {self.keep_windows} windows and {self.keep_checkpoints} versions are "
+                "kept (store.keep_windows, learner.keep_checkpoints)"
+            )
+        return "; ".join(said)
 
     @property
     def max_staleness(self) -> int | None:

@@ -12,7 +12,6 @@ from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.errors import ConfigError, command_line
 from rlforge.kinds import Asked, Controller, RunKind
 from rlforge.specs import ActorSpec, engine_node, learner_node, tracker_node
-from rlforge.system.files import readable_size
 from rlforge.system.packages import need_packages
 
 if TYPE_CHECKING:
@@ -26,19 +25,6 @@ _TINY, _TINY_RATE, _MODEL_RATE = ("tiny", "tiny_market"), 1e-4, 1e-3
 
 #: Decisions that are searched for one of the model.
 _SEARCHED = 64
-
-
-def kept(config: ContinuousConfig) -> str:
-    """Clauses on how fast the run's store grows, and what a run without an end keeps; or ''."""
-    said = []
-    if (grows := config.bytes_a_day) is not None:
-        said.append(f"the store grows by up to {readable_size(grows)} a day of the market")
-    if config.endless:
-        said.append(
-            f"the newest {config.keep_windows} windows and {config.keep_checkpoints} versions are "
-            "kept (store.keep_windows, learner.keep_checkpoints)"
-        )
-    return "; ".join(said)
 
 
 class Continuous(RunKind[ContinuousConfig]):
@@ -83,7 +69,7 @@ class Continuous(RunKind[ContinuousConfig]):
             )
 
     def forecast(self, config: ContinuousConfig) -> str | None:
-        return kept(config) or None
+        return config.growth or None
 
     def nodes(self, config: ContinuousConfig, hardware: HardwareConfig) -> tuple[ActorSpec, ...]:
         def part(name: str, read: tuple[str, ...], *sends: tuple[str, str]) -> ActorSpec:

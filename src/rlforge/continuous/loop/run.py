@@ -10,7 +10,6 @@ from typing import Any
 
 from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.loop.assembly import Assembly, assembled
-from rlforge.continuous.loop.kind import kept
 from rlforge.continuous.loop.performance import POLICY, gains
 from rlforge.continuous.loop.policy_side import PolicySide
 from rlforge.continuous.loop.trainer import ContinuousTrainer
@@ -47,8 +46,8 @@ class ContinuousRun:
             [(facts["window"], facts["update"]) for facts in done]
         )
         self._parts = parts
-        if said := kept(self._config):
-            context.note(said)
+        if growth := self._config.growth:
+            context.note(growth)
         if not done and self._config.model.kind == "tiny_market":
             rate = f"learner.learning_rate={self._config.learner.learning_rate:g}"
             context.note(
