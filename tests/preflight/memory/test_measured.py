@@ -31,7 +31,7 @@ def own_memory(process: psutil.Process) -> Counter[str]:
     return found
 
 
-@pytest.mark.ray
+@pytest.mark.slow
 def test_learner_and_engine_take_no_more_than_planned_and_little_less(tmp_path):
     command = [*RLFORGE, "train", EXPERIMENT, *SHORT]
     peaks = Counter[str]()
