@@ -46,8 +46,8 @@ def test_of_thirty_healthy_runs_at_most_one_gives_a_signal():
 
 @pytest.mark.parametrize("study", STUDIES, ids=[path.parent.name for path in STUDIES])
 def test_no_evaluations_of_a_study_give_a_signal(study):
-    told = json.loads(study.read_text())["results"]
-    runs = [one["evals"] for one in told if isinstance(one, dict) and one.get("evals")]
+    made = json.loads(study.read_text())["results"]
+    runs = [one["evals"] for one in made if isinstance(one, dict) and one.get("evals")]
     if study.parent.name in ("simpletak_mirror", "tictactoe_mirror", "smollm2_kuhn"):
         assert len(runs) >= 3
     config = composed(f"+experiment={study.parent.name}").config

@@ -124,9 +124,8 @@ class Algorithm(Protocol):
     """Advantages of a batch, and loss of a micro-batch. Pure; holds only its config.
 
     An algorithm may also have an attribute or property ``moving_reference``. Where it is true, the
-    policy steps towards a reference that moves on purpose, or towards given answers, and batches
-    without signal are no reason to skip the step
-    (``rlforge.algorithms.advantages.has_signal``).
+    policy steps towards a reference that moves on purpose, and batches without signal are no
+    reason to skip the step (``rlforge.algorithms.advantages.has_signal``).
 
     Example: see ``rlforge.algorithms.make_algorithm``.
     """

@@ -226,11 +226,6 @@ class Supervised(PolicyGradient[SupervisedConfig]):
 
     config_class = SupervisedConfig
 
-    @property
-    def moving_reference(self) -> bool:
-        """Whether it steps without signal: answers are learned no matter what they were paid."""
-        return True
-
     def targets(self, samples: Sequence[Sample], values: Sequence[float] | None) -> Targets:
         return Targets(advantages=(1.0,) * len(samples), metrics={})
 

@@ -34,8 +34,10 @@ def allowances(config: PolicyConfig, largest_file: int) -> Iterator[Finding]:
     yield _files()
     if config.hardware.ray_address is None:
         yield _processes(config)
-        yield _addresses()
-    yield _file_size(largest_file)
+        need = " for each process, and Ray's reserve"
+        yield _size("address space", resource.RLIMIT_AS, LEAST_ADDRESSES, need, "-v")
+    need = ", and the largest file of the start has about"
+    yield _size("size of files", resource.RLIMIT_FSIZE, largest_file, need, "-f")
     for name, limit, flag in (
         ("data segment", resource.RLIMIT_DATA, "-d"),
         ("CPU time", resource.RLIMIT_CPU, "-t"),
@@ -90,28 +92,11 @@ def _threads_of(user: int) -> int:
     return sum(info["num_threads"] or 0 for info in own)
 
 
-def _addresses() -> Finding:
-    most = _limit(resource.RLIMIT_AS)
-    if most is not None and most < LEAST_ADDRESSES:
-        detail = (
-            f"at most {readable_size(most)} for each process, and Ray's reserve "
-            f"{readable_size(LEAST_ADDRESSES)}; raise it with ulimit -v unlimited"
-        )
-        return Finding(what="address space", state="problem", detail=detail)
-    return _ok_or_any("address space", most)
-
-
-def _file_size(needed: int) -> Finding:
-    most = _limit(resource.RLIMIT_FSIZE)
+def _size(what: str, limit: int, needed: int, need: str, flag: str) -> Finding:
+    """A limit of sizes. need: clause on who needs so many bytes, which follow it."""
+    most = _limit(limit)
     if most is not None and most < needed:
-        detail = (
-            f"at most {readable_size(most)}, and the largest file of the start has about "
-            f"{readable_size(needed)}; raise it with ulimit -f unlimited"
-        )
-        return Finding(what="size of files", state="problem", detail=detail)
-    return _ok_or_any("size of files", most)
-
-
-def _ok_or_any(what: str, most: int | None) -> Finding:
+        detail = f"at most {readable_size(most)}{need} {readable_size(needed)}; raise it with "
+        return Finding(what=what, state="problem", detail=f"{detail}ulimit {flag} unlimited")
     detail = "any size" if most is None else f"at most {readable_size(most)}"
     return Finding(what=what, state="ok", detail=detail)

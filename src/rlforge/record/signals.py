@@ -15,7 +15,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, Literal, cast, get_args
 
@@ -121,9 +121,8 @@ class Seen:
     @property
     def batch_games(self) -> int:
         """Games that, with one sample each, fill a batch of every policy that is trained."""
-        policies: Sized = getattr(self.config, "policies", ())
         size: int = getattr(self.config.learner, "batch_size", 0)
-        return size * max(1, len(policies))
+        return size * len(policy_names(self.config))
 
     def now(self, name: str) -> float | None:
         """A figure of the last update; None where it is not there, or no number."""
@@ -242,8 +241,8 @@ class Judge:
                 signal = Signal(
                     name=name,
                     step=seen.step if at is None else self.signals[at].step,
-                    text=_told(found.text),
-                    mend=_told(found.mend),
+                    text=_one_line(found.text),
+                    mend=_one_line(found.mend),
                     weight=found.weight,
                     change=found.change,
                 )
@@ -397,7 +396,7 @@ def _has(node: Any, key: str) -> bool:
     return isinstance(node, dict)
 
 
-def _told(text: str) -> str:
+def _one_line(text: str) -> str:
     """A text in one line, without the sign of a zero."""
     return re.sub(r"(?<![\w.-])-(?=0(?:\.0+)?(?![\w.]))", "", " ".join(text.split()))
 

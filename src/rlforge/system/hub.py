@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlforge.errors import ConfigError, RlforgeError, first_line
+from rlforge.system.folders import obstacle
 from rlforge.system.network import check_proxies, spare_loopback, through
 
 #: Files of a model that are loaded where they lie.
@@ -46,10 +46,8 @@ def check_push(repo: str | None, option: str = "--push", *, public: bool = False
             )
         return
     if (target := as_folder(repo)) is not None:
-        there = next(one for one in (target, *target.absolute().parents) if one.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK):
-            wrong = "cannot be written" if there.is_dir() else "is no folder"
-            raise ConfigError(f"{option} {repo}: {there} {wrong}")
+        if (why := obstacle(target)) is not None:
+            raise ConfigError(f"{option} {repo}: {why}")
         if public:
             raise ConfigError(f"--public is about the hub, and {option} {repo} names a folder")
         return

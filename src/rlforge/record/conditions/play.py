@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from typing import Literal
 
+from rlforge.config.per_policy import policy_names
 from rlforge.record import remedies
 from rlforge.record.conditions import condition, of_all, weight_of
 from rlforge.record.remedies import Change
@@ -165,9 +166,8 @@ def no_batch(seen: Seen, threshold: float) -> Finding | None:
 def one_seat(seen: Seen, threshold: float) -> Finding | None:
     share = seen.now("seat_share_max")
     several = any(entry.num_players > 1 for entry in seen.config.env.train)
-    policies: Sized = getattr(seen.config, "policies", ())
     # Of several policies each may have a seat of its own.
-    if share is None or share < threshold or not several or len(policies) > 1:
+    if share is None or share < threshold or not several or len(policy_names(seen.config)) > 1:
         return None
     return Finding(
         text=f"{of_all(share)} samples are of one seat: the policy does not learn the others",
