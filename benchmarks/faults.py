@@ -34,10 +34,10 @@ from served import OVERRIDES, RANDOM_ADAPTERS, ServiceProcess, expected, make_ad
 
 from rlforge.config.compose import compose
 from rlforge.continuous.config.serving import ServingConfig
-from rlforge.continuous.serving.adapter import copy_files, fingerprint
 from rlforge.continuous.serving.records import Deployment
 from rlforge.continuous.serving.server import answer_requests, assembled, listen, url_of
 from rlforge.continuous.serving.tokens import make_tokens
+from rlforge.continuous.serving.validation import copy_files, fingerprint
 from rlforge.engines.registry import make_engine
 
 PHASES = ("validating", "checkpointing", "swapping", "verifying")

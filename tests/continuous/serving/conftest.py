@@ -16,10 +16,10 @@ from rlforge.config.engine import EngineConfig
 from rlforge.config.games import EnvConfig, EnvEntry
 from rlforge.config.model import LoraConfig, ModelConfig
 from rlforge.continuous.config.serving import DeploymentConfig, ServeConfig, ServingConfig
-from rlforge.continuous.serving.adapter import copy_files, fingerprint
 from rlforge.continuous.serving.game_checks import game_probes
 from rlforge.continuous.serving.records import Probe
 from rlforge.continuous.serving.service import DeploymentService
+from rlforge.continuous.serving.validation import copy_files, fingerprint
 from rlforge.engines.registry import make_engine
 from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.system.checkpoint import write_checkpoint

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from rlforge.config.model import LoraConfig
-from rlforge.continuous.serving.adapter import (
+from rlforge.continuous.serving.validation import (
     check_fit,
     checkpoint_of,
     copy_files,

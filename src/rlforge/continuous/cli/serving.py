@@ -116,8 +116,8 @@ def deploy(
     rlforge deploy RUN --checkpoint step-40 --state deployments
     ```
     """
-    from rlforge.continuous.serving.adapter import find_source
     from rlforge.continuous.serving.client import AdminClient, running_at, stage, state_folder
+    from rlforge.continuous.serving.validation import find_source
 
     folder = state_folder(state, adapter)
     address = url or running_at(folder)

@@ -20,7 +20,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlforge.continuous.config.serving import ServeConfig
-from rlforge.continuous.serving.adapter import find_source
 from rlforge.continuous.serving.answering import Answer, Answering
 from rlforge.continuous.serving.errors import EXPLAINED, RequestError, explain
 from rlforge.continuous.serving.metrics import Metrics
@@ -34,6 +33,7 @@ from rlforge.continuous.serving.protocol import (
 from rlforge.continuous.serving.records import Deployment
 from rlforge.continuous.serving.service import DeploymentService
 from rlforge.continuous.serving.tokens import Tokens, network
+from rlforge.continuous.serving.validation import find_source
 from rlforge.engines.base import Engine
 from rlforge.system.network import is_loopback
 

@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 
 from rlforge.config.rules import ADDRESS, is_address
-from rlforge.continuous.serving.adapter import checkpoint_of
 from rlforge.continuous.serving.journal import owned
 from rlforge.continuous.serving.records import Deployment
 from rlforge.continuous.serving.tokens import read_admin_token
+from rlforge.continuous.serving.validation import checkpoint_of
 from rlforge.errors import ConfigError, DeploymentError, RunError
 from rlforge.system.locks import RunLock
 from rlforge.system.network import check_proxies, on_loopback, through, without_credentials

@@ -17,11 +17,10 @@ from typing import Any
 
 from rlforge.config.model import ModelConfig
 from rlforge.continuous.config.serving import DeploymentConfig
-from rlforge.continuous.serving.adapter import checkpoint_of, copy_files, version_of
 from rlforge.continuous.serving.journal import VERSIONS, Journal
 from rlforge.continuous.serving.records import Check, Deployment, Holdout, Phase, Probe
-from rlforge.continuous.serving.trials import Live, Trial
-from rlforge.continuous.serving.validation import validate
+from rlforge.continuous.serving.trials import Trial
+from rlforge.continuous.serving.validation import checkpoint_of, copy_files, validate, version_of
 from rlforge.engines.base import Engine
 from rlforge.errors import DeploymentError, RlforgeError
 from rlforge.system.checkpoint import prune, read_manifest, write_checkpoint
@@ -34,9 +33,16 @@ FAILURES = (RlforgeError, OSError, TimeoutError)
 
 
 class Deployer:
-    """The versions that are served, and their changes; made by ``DeploymentService.open``."""
+    """The versions that are served, and their changes; made by ``DeploymentService.open``.
 
-    live: Live
+    Attributes:
+        current: The version that is served to all users outside a trial.
+        trial: Its comparison with a new version, if one is under way.
+        fell_back: Why an older version is served than at the last start, if one is.
+        in_use: Requests under way by paths of versions: the engine may read their files again.
+    """
+
+    current: Deployment
 
     def __init__(
         self,
@@ -54,10 +60,19 @@ class Deployer:
         self._config, self._model, self._probes = config, model, probes
         self._on_phase, self.rewards = on_phase, rewards
         self._changing = asyncio.Lock()
-        #: Requests under way by paths of versions: the engine may read their files again.
         self.in_use: Counter[str | None] = Counter()
-        #: Why an older version is served than at the last start; empty where it is the same.
+        self.trial: Trial | None = None
         self.fell_back = ""
+
+    def served(self) -> tuple[Deployment, ...]:
+        """The versions that requests may name: the current one, then the one on trial."""
+        return (self.current, *((self.trial.deployment,) if self.trial is not None else ()))
+
+    def route(self, user: str | None = None) -> PolicyRef:
+        """The version of ``user`` now; in a trial it changes at most once, to the new one."""
+        if self.trial is not None and self.trial.arm(user) == "new":
+            return self.trial.deployment.policy()
+        return self.current.policy()
 
     async def deploy(
         self,
@@ -66,8 +81,9 @@ class Deployer:
         staged: Deployment | None = None,
     ) -> Deployment:
         """Deploy ``adapter``, or what was ``staged``; ``reason`` says why it is not served."""
+        entry = staged or self._unwritten(adapter)
         async with self._changing:
-            before, entry = self.live, staged or self._unwritten(adapter)
+            before = self.current, self.trial
             try:
                 if staged is None:
                     entry = await asyncio.to_thread(
@@ -79,14 +95,16 @@ class Deployer:
                     )
                 source = await asyncio.to_thread(checkpoint_of, adapter)
                 return await self._carry_out(entry.number, source, holdout)
-            except FAILURES as error:
-                self.live = before
-                return await self._give_up(entry, error)
-            except BaseException:
-                self.live = before
-                raise
+            except BaseException as error:
+                # While it was verified it already answered users, so its end is a rollback.
+                answered = (self.current, self.trial) != before
+                self.current, self.trial = before
+                if not isinstance(error, FAILURES):
+                    raise
+                return await self._give_up(entry, "rolled_back" if answered else "failed", error)
 
     def _unwritten(self, adapter: Checkpoint | Path | str) -> Deployment:
+        # The journal gives the number, unless the disk is full: then only the result has a reason.
         path = adapter.path or adapter.uid if isinstance(adapter, Checkpoint) else adapter
         return Deployment(
             number=-1,
@@ -101,38 +119,33 @@ class Deployer:
     ) -> Deployment:
         """Serve the newest former version that loads, unless ``leaving`` is not served."""
         async with self._changing:
-            before = self.live
             # Another task may have left this version meanwhile.
-            if before.current.uid != leaving.uid:
-                return before.current
-            # The version to leave comes first, then newer before older ones.
-            for former in self._journal.live()[1:]:
-                if former.path is None and not to_base:
-                    raise DeploymentError(self._only_base())
-                if (problem := await self._problem_with(former)) is not None:
-                    log.error("%s cannot be served: %s", former.uid, problem)
-                    continue
-                try:
-                    self.live = Live(current=former)
-                    await self._verify()
-                    former = await asyncio.to_thread(
-                        self._journal.go_back_to, former.number, reason
-                    )
-                except BaseException:
-                    self.live = before
-                    raise
-                self.live = Live(current=former)
-                log.warning("rolled back from %s to %s: %s", leaving.uid, former.uid, reason)
-                self._report(former)
-                await self._tidy()
-                return former
-            raise DeploymentError(f"there is no version to go back to from {leaving.uid}")
+            if self.current.uid != leaving.uid:
+                return self.current
+            before, formers = (self.current, self.trial), self._journal.live()[1:]
+            if not formers:
+                raise DeploymentError(f"there is no version to go back to from {leaving.uid}")
+            problem = f"{leaving.uid} cannot be served"
+            former, _ = await self._that_loads(formers, problem, to_base=to_base)
+            try:
+                self.current, self.trial = former, None
+                await self._verify()
+                self.current = await asyncio.to_thread(
+                    self._journal.go_back_to, former.number, reason
+                )
+            except BaseException:
+                self.current, self.trial = before
+                raise
+            log.warning("rolled back from %s to %s: %s", leaving.uid, former.uid, reason)
+            self._report(self.current)
+            await self._tidy()
+            return self.current
 
     async def conclude(self, trial: Trial, ending: str, why: str) -> None:
         """End a trial: its version is served to all users (``promote``), or to none."""
         async with self._changing:
             # Another task may have ended the trial meanwhile.
-            if self.live.trial is not trial:
+            if self.trial is not trial:
                 return
             tried = trial.deployment
             log.warning("the trial of %s ends: %s, %s", tried.uid, ending, why)
@@ -142,12 +155,12 @@ class Deployer:
                 await self._promote(tried.number)
             else:
                 await self._advance(tried.number, "rolled_back", reason=f"trial: {why}")
-                self.live = Live(current=self.live.current)
+                self.trial = None
             await self._tidy()
 
     async def set_aside(self, policy: PolicyRef, reason: str) -> None:
         """Stop serving a version that can no longer be loaded."""
-        trial, current = self.live.trial, self.live.current
+        trial, current = self.trial, self.current
         if trial is not None and policy.uid == trial.deployment.uid:
             await self.conclude(trial, "roll_back", reason)
         elif policy.uid == current.uid:
@@ -158,53 +171,39 @@ class Deployer:
         # An earlier process may have died in the middle of a deployment.
         for left in self._journal.interrupt():
             log.warning("%s is not served: %s", left.uid, left.reason)
-        stack = self._journal.live()
-        if not stack:
+        to_base = self._config.fall_back_to_base
+        if stack := self._journal.live():
+            self.current, problem = await self._that_loads(stack, to_base=to_base)
+            if problem:
+                self.fell_back = f"{problem}; {self.current.uid} is served"
+                self.current = self._journal.go_back_to(self.current.number, problem)
+        else:
             known = self._journal.history()
             base = known[0] if known else self._journal.begin("base model", strategy="replace")
-            self.live = Live(current=base)
+            self.current = base
             await self._verify()
             await self._promote(base.number)
-            await self._tidy()
-            return
-        reason = ""
-        for deployment in stack:
-            if deployment.path is None and reason and not self._config.fall_back_to_base:
-                raise DeploymentError(f"{reason}: {self._only_base()}")
-            problem = await self._problem_with(deployment)
-            if problem is None:
-                break
-            log.error("%s cannot be served: %s", deployment.uid, problem)
-            reason = reason or f"{deployment.uid} cannot be served: {problem}"
-        else:
-            raise DeploymentError(f"no version in {self.folder} can be served: {reason}")
-        if reason:
-            self.fell_back = f"{reason}; {deployment.uid} is served"
-            deployment = await asyncio.to_thread(
-                self._journal.go_back_to, deployment.number, reason
-            )
-        self.live = Live(current=deployment)
-        await self._resume_trial()
+        for tried in self._journal.history():
+            if tried.phase == "trial":
+                await self._resume_trial(tried)
         await self._tidy()
 
-    async def _resume_trial(self) -> None:
-        for tried in [d for d in self._journal.history() if d.phase == "trial"]:
-            if (problem := await self._problem_with(tried)) is not None:
-                log.error("the trial of %s cannot go on: %s", tried.uid, problem)
-                await self._advance(tried.number, "rolled_back", reason=problem)
-                continue
-            trial, outcomes = Trial(tried, self._config.ab), self._journal.outcomes(tried.number)
-            low, high = self.rewards
-            kept = [one for one in outcomes if low <= one.reward <= high]
-            if left_out := len(outcomes) - len(kept):
-                log.warning(
-                    "the trial of %s goes on without %d of %d outcomes: their rewards lie outside "
-                    "of [%g, %g]",
-                    *(tried.uid, left_out, len(outcomes), low, high),
-                )
-            for one in kept:
-                trial.add(one.arm, one.reward, cluster=one.cluster, stage=one.stage)
-            self.live = dataclasses.replace(self.live, trial=trial)
+    async def _resume_trial(self, tried: Deployment) -> None:
+        if (problem := await self._problem_with(tried)) is not None:
+            log.error("the trial of %s cannot go on: %s", tried.uid, problem)
+            await self._advance(tried.number, "rolled_back", reason=problem)
+            return
+        self.trial, outcomes = Trial(tried, self._config.ab), self._journal.outcomes(tried.number)
+        low, high = self.rewards
+        kept = [one for one in outcomes if low <= one.reward <= high]
+        if left_out := len(outcomes) - len(kept):
+            log.warning(
+                "the trial of %s goes on without %d of %d outcomes: their rewards lie outside "
+                "of [%g, %g]",
+                *(tried.uid, left_out, len(outcomes), low, high),
+            )
+        for one in kept:
+            self.trial.add(one.arm, one.reward, cluster=one.cluster, stage=one.stage)
 
     # ------------------------------------------------------------ phases
 
@@ -212,12 +211,12 @@ class Deployer:
         self, number: int, source: Checkpoint, holdout: Holdout | None
     ) -> Deployment:
         """Deploy ``source``; it ends live, on trial or rejected."""
-        limit, live = self._config.timeout_s, self.live
+        limit = self._config.timeout_s
         if source.path is None:
             raise DeploymentError(f"{source.uid} is the base model; roll back to get there")
-        if live.trial is not None:
+        if self.trial is not None:
             raise DeploymentError(
-                f"{live.trial.deployment.uid} is on trial; wait for its end, or roll it back"
+                f"{self.trial.deployment.uid} is on trial; wait for its end, or roll it back"
             )
         await self._advance(number, "validating")
         candidate = PolicyRef(
@@ -229,7 +228,7 @@ class Deployer:
         async with asyncio.timeout(limit):
             report = await validate(
                 candidate,
-                live.current.policy(),
+                self.current.policy(),
                 self._engine,
                 config=self._config,
                 model=self._model,
@@ -247,16 +246,17 @@ class Deployer:
         new = await self._advance(number, "swapping", path=str(path))
         async with asyncio.timeout(limit):
             await self._engine.load(new.policy())
-        on_trial = new.strategy == "ab_test"
-        trial = Trial(new, self._config.ab) if on_trial else None
         # Requests get the new version from here on; until it is verified, a restart serves the
         # one before.
-        self.live = Live(current=live.current if on_trial else new, trial=trial)
+        if new.strategy == "ab_test":
+            self.trial = Trial(new, self._config.ab)
+        else:
+            self.current = new
 
         await self._advance(number, "verifying")
         async with asyncio.timeout(limit):
             await self._verify()
-        if on_trial:
+        if self.trial is not None:
             new = await self._advance(number, "trial")
         else:
             new = await self._promote(number)
@@ -264,16 +264,36 @@ class Deployer:
         return new
 
     async def _verify(self) -> None:
-        live, probe = self.live, self._probes[0]
-        for served in live.served():
+        probe = self._probes[0]
+        for served in self.served():
             # In a trial the live route sends a probe to either version; both must answer.
-            route = live.route(None) if live.trial is None else served.policy()
+            route = self.route() if self.trial is None else served.policy()
             answer = await self._engine.generate(probe.prompt_token_ids, probe.params, route)
             if answer.policy_uid != served.uid or not answer.token_ids:
                 raise DeploymentError(
                     f"a probe of {served.uid} was answered by {answer.policy_uid or 'no version'} "
                     f"with {len(answer.token_ids)} tokens"
                 )
+
+    async def _that_loads(
+        self, versions: Sequence[Deployment], problem: str = "", *, to_base: bool
+    ) -> tuple[Deployment, str]:
+        """The first version that loads, and the problem of the first that does not.
+
+        problem: that of a version before them. to_base: whether the base model may take its place.
+        """
+        for version in versions:
+            if version.path is None and problem and not to_base:
+                raise DeploymentError(
+                    f"{problem}: no trained version in {self.folder} can be served; put its files "
+                    "back, deploy another one, or set deployment.fall_back_to_base=true to serve "
+                    "the base model"
+                )
+            if (found := await self._problem_with(version)) is None:
+                return version, problem
+            log.error("%s cannot be served: %s", version.uid, found)
+            problem = problem or f"{version.uid} cannot be served: {found}"
+        raise DeploymentError(f"no version in {self.folder} can be served: {problem}")
 
     async def _problem_with(self, deployment: Deployment) -> str | None:
         """Why a version that was verified earlier cannot be served now."""
@@ -288,20 +308,18 @@ class Deployer:
         return None
 
     async def _promote(self, number: int) -> Deployment:
-        promoted = await asyncio.to_thread(self._journal.promote, number)
-        self.live = Live(current=promoted)
-        self._report(promoted)
-        return promoted
+        self.current = await asyncio.to_thread(self._journal.promote, number)
+        self.trial = None
+        self._report(self.current)
+        return self.current
 
-    async def _give_up(self, deployment: Deployment, error: BaseException) -> Deployment:
+    async def _give_up(
+        self, deployment: Deployment, phase: Phase, error: BaseException
+    ) -> Deployment:
         reason = self._sentence(error)
         log.error("deployment of %s failed: %s", deployment.source, reason)
         try:
-            swapped = (await asyncio.to_thread(self._journal.deployment, deployment.number)).phase
-            # While it was verified it already answered users, so its end is a rollback.
-            phase: Phase = "rolled_back" if swapped == "verifying" else "failed"
             failed = await self._advance(deployment.number, phase, reason=reason)
-        # The disk may be full: then only the result holds the reason.
         except DeploymentError as unwritable:
             log.error("%s", unwritable)
             failed = dataclasses.replace(deployment, phase="failed", reason=reason)
@@ -312,7 +330,7 @@ class Deployer:
         """Delete versions beyond ``deployment.keep`` that no request uses."""
         try:
             await asyncio.to_thread(self._journal.forget_former, self._config.keep)
-            served = (*self._journal.live(), *self.live.served())
+            served = (*self._journal.live(), *self.served())
             paths = {*(d.path for d in served), *+self.in_use}
             # ``in_use``: the engine may read a version's files again for requests under way.
             kept = {Path(path).name for path in paths if path}
@@ -348,10 +366,4 @@ class Deployer:
             new.uid,
             copy_files(Path(source.path or ""), files),
             {"version": source.version, "source": new.source},
-        )
-
-    def _only_base(self) -> str:
-        return (
-            f"no trained version in {self.folder} can be served; put its files back, deploy "
-            "another one, or set deployment.fall_back_to_base=true to serve the base model"
         )

@@ -42,9 +42,13 @@ CREATE TABLE IF NOT EXISTS outcomes (
     cluster TEXT, stage TEXT);
 """
 
-
 _HISTORY = "SELECT * FROM deployments ORDER BY number"
-_MAKE_LIVE = "UPDATE deployments SET phase = 'live', changed_at = ? WHERE number = ?"
+_MAKE_LIVE = "UPDATE deployments SET phase = 'live', changed_at = ? WHERE number = ? RETURNING *"
+#: The versions above the one that is named last.
+_ABOVE = "FROM live WHERE place > (SELECT MAX(place) FROM live WHERE number = ?)"
+
+#: A statement and its values.
+_Statement = tuple[str, Sequence[Any]]
 
 
 class Journal:
@@ -52,6 +56,7 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._file = folder, folder / FILE
+        # Several threads of the event loop's pool write.
         self._lock = threading.Lock()
         self.database = _open(folder)
 
@@ -64,14 +69,14 @@ class Journal:
         # Paths in the run are stored relative to it, so that the run can be moved.
         if Path(source).is_relative_to(root):
             source = Path(source).relative_to(root).as_posix()
-        with self._transaction() as database:
-            row = database.execute(
+        return self._changed(
+            (
                 # Numbers name folders, so none is given twice.
                 "INSERT INTO deployments SELECT COALESCE(MAX(number) + 1, 0), ?, ?, ?, NULL, ?, ?, "
                 "?, '[]', '' FROM deployments RETURNING *",
                 (phase, strategy, source, updates, now, now),
-            ).fetchone()
-        return _deployment(row, self._folder)
+            )
+        )
 
     def advance(
         self,
@@ -83,52 +88,49 @@ class Journal:
         reason: str | None = None,
     ) -> Deployment:
         """Set the phase of a deployment, and the other facts that are given."""
-        path = path and Path(path).name
-        found = None
+        path, found = path and Path(path).name, None
         if checks is not None:
             found = json.dumps([[check.name, check.passed, check.detail] for check in checks])
-        with self._transaction() as database:
-            database.execute(
+        return self._changed(
+            (
                 "UPDATE deployments SET phase = ?, changed_at = ?, path = COALESCE(?, path), "
-                "checks = COALESCE(?, checks), reason = COALESCE(?, reason) WHERE number = ?",
+                "checks = COALESCE(?, checks), reason = COALESCE(?, reason) WHERE number = ? "
+                "RETURNING *",
                 (phase, time.time(), path, found, reason, number),
             )
-        return self.deployment(number)
+        )
 
     def promote(self, number: int) -> Deployment:
         """Make a verified version live."""
-        with self._transaction() as database:
-            database.execute("UPDATE deployments SET phase = 'former' WHERE phase = 'live'")
-            database.execute(_MAKE_LIVE, (time.time(), number))
-            database.execute("INSERT INTO live (number) VALUES (?)", (number,))
-        return self.deployment(number)
+        return self._changed(
+            ("UPDATE deployments SET phase = 'former' WHERE phase = 'live'", ()),
+            ("INSERT INTO live (number) VALUES (?)", (number,)),
+            (_MAKE_LIVE, (time.time(), number)),
+        )
 
     def go_back_to(self, number: int, reason: str) -> Deployment:
         """Make the former version ``number`` live again; those above it are rolled back."""
         now = time.time()
-        with self._transaction() as database:
-            (place,) = database.execute(
-                "SELECT MAX(place) FROM live WHERE number = ?", (number,)
-            ).fetchone()
-            database.execute(
+        return self._changed(
+            (
                 "UPDATE deployments SET phase = 'rolled_back', reason = ?, changed_at = ? "
-                "WHERE number IN (SELECT number FROM live WHERE place > ?)",
-                (reason, now, place),
-            )
-            database.execute("DELETE FROM live WHERE place > ?", (place,))
-            database.execute(_MAKE_LIVE, (now, number))
-        return self.deployment(number)
+                f"WHERE number IN (SELECT number {_ABOVE})",
+                (reason, now, number),
+            ),
+            (f"DELETE {_ABOVE}", (number,)),
+            (_MAKE_LIVE, (now, number)),
+        )
 
     def forget_former(self, keep: int) -> None:
         """Keep only the newest ``keep`` former versions, and the base, to roll back to."""
-        kept = [d.number for d in self.live()[: keep + 1]]
-        marks = ",".join("?" * len(kept))
-        with self._transaction() as database:
-            database.execute(
+        self._change(
+            (
                 # The base model stays, as it needs no files.
-                f"DELETE FROM live WHERE number != 0 AND number NOT IN ({marks})",
-                kept,
+                "DELETE FROM live WHERE number != 0 AND place NOT IN "
+                "(SELECT place FROM live ORDER BY place DESC LIMIT ?)",
+                (keep + 1,),
             )
+        )
 
     def interrupt(self) -> list[Deployment]:
         """End the deployments that an earlier process left under way; returns them."""
@@ -138,23 +140,15 @@ class Journal:
             if d.phase in UNDER_WAY
         ]
 
-    def deployment(self, number: int) -> Deployment:
-        found = self._read("SELECT * FROM deployments WHERE number = ?", number)
-        if not found:
-            raise DeploymentError(f"{self._file} knows no deployment {number}")
-        return found[0]
-
     def history(self) -> list[Deployment]:
-        return self._read(_HISTORY)
+        return [_deployment(row, self._folder) for row in self._rows(_HISTORY)]
 
     def live(self) -> list[Deployment]:
         """The version that is served, then the former ones, newest first."""
-        return self._read(
+        rows = self._rows(
             "SELECT d.* FROM live JOIN deployments d USING (number) ORDER BY place DESC"
         )
-
-    def _read(self, query: str, *values: int) -> list[Deployment]:
-        return [_deployment(row, self._folder) for row in self._rows(query, *values)]
+        return [_deployment(row, self._folder) for row in rows]
 
     def _rows(self, query: str, *values: int) -> list[sqlite3.Row]:
         with self._lock:
@@ -165,15 +159,15 @@ class Journal:
     def add_outcome(self, trial: int, outcome: TrialOutcome, key: str | None) -> bool:
         """Add an outcome; False where one with this ``key`` exists."""
         one = outcome
-        values = (trial, one.arm, one.reward, key, time.time(), one.cluster, one.stage)
-        with self._transaction() as database:
-            added = database.execute(
+        added = self._change(
+            (
                 "INSERT INTO outcomes (trial, arm, reward, key, at, cluster, stage) "
                 # A client may report an outcome again, which must count once.
-                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING",
-                values,
+                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING RETURNING place",
+                (trial, one.arm, one.reward, key, time.time(), one.cluster, one.stage),
             )
-            return added.rowcount == 1
+        )
+        return bool(added)
 
     def outcomes(self, trial: int) -> list[TrialOutcome]:
         rows = self._rows(
@@ -197,18 +191,23 @@ class Journal:
         with self._lock:
             self.database.close()
 
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            try:
-                self.database.execute("BEGIN IMMEDIATE")
-                yield self.database
-                self.database.execute("COMMIT")
-            except sqlite3.Error as error:
-                raise DeploymentError(f"{self._file} cannot be written: {error}") from error
-            finally:
-                if self.database.in_transaction:
-                    self.database.execute("ROLLBACK")
+    def _changed(self, *statements: _Statement) -> Deployment:
+        """The deployment that the last of the statements returns."""
+        rows = self._change(*statements)
+        if not rows:
+            raise DeploymentError(f"{self._file} does not know this deployment")
+        return _deployment(rows[0], self._folder)
+
+    def _change(self, *statements: _Statement) -> list[sqlite3.Row]:
+        """Run statements in one transaction; returns the rows of the last one."""
+        rows: list[sqlite3.Row] = []
+        try:
+            with self._lock, self.database as database:
+                for statement, values in statements:
+                    rows = database.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            raise DeploymentError(f"{self._file} cannot be written: {error}") from error
+        return rows
 
 
 @contextlib.contextmanager
@@ -225,14 +224,13 @@ def read_history(folder: Path) -> list[Deployment]:
     # Connecting would create the file.
     if not (folder / FILE).is_file():
         return []
+    mend = "rlforge serve restores its copy"
     try:
         with contextlib.closing(_connect(folder / FILE)) as database:
             rows = database.execute(_HISTORY).fetchall()
     except sqlite3.Error as error:
-        raise DeploymentError(
-            f"{folder / FILE} cannot be read: {error}; rlforge serve restores its copy"
-        ) from error
-    with reading(folder / FILE, "rlforge serve restores its copy"):
+        raise DeploymentError(f"{folder / FILE} cannot be read: {error}; {mend}") from error
+    with reading(folder / FILE, mend):
         return [_deployment(row, folder) for row in rows]
 
 
@@ -241,7 +239,7 @@ def _open(folder: Path) -> sqlite3.Connection:
     try:
         if backup.is_file() and not (file.is_file() and file.stat().st_size):
             raise sqlite3.DatabaseError("it is empty")
-        return _checked(file)
+        return _connect(file)
     except sqlite3.OperationalError as error:
         # The file is locked, not permitted or on a full disk, but whole.
         raise DeploymentError(f"{file} cannot be opened: {error}") from error
@@ -261,30 +259,21 @@ def _open(folder: Path) -> sqlite3.Connection:
         for suffix in ("-wal", "-shm"):
             file.with_name(FILE + suffix).unlink(missing_ok=True)
         file.write_bytes(backup.read_bytes())
-        return _checked(file)
-
-
-def _checked(file: Path) -> sqlite3.Connection:
-    database = _connect(file)
-    try:
-        (state,) = database.execute("PRAGMA quick_check").fetchone()
-        if state != "ok":
-            raise sqlite3.DatabaseError(state)
-        database.executescript(_SCHEMA)
-    except sqlite3.Error:
-        database.close()
-        raise
-    return database
+        return _connect(file)
 
 
 def _connect(file: Path) -> sqlite3.Connection:
-    # Several threads of the event loop's pool write; ``Journal`` keeps them apart by a lock.
-    database = open_database(file, isolation_level=None, check_same_thread=False, timeout=10)
+    """A connection to a file that is whole; sqlite3.Error for any other."""
+    database = open_database(file, isolation_level="IMMEDIATE", check_same_thread=False, timeout=10)
     try:
         database.row_factory = sqlite3.Row
         database.execute("PRAGMA journal_mode=WAL")
         # What is served must survive a power cut.
         database.execute("PRAGMA synchronous=FULL")
+        (state,) = database.execute("PRAGMA quick_check").fetchone()
+        if state != "ok":
+            raise sqlite3.DatabaseError(state)
+        database.executescript(_SCHEMA)
     except sqlite3.Error:
         database.close()
         raise

@@ -95,7 +95,7 @@ class DeploymentService:
     @property
     def current(self) -> Deployment:
         """The version that is served to all users outside a trial."""
-        return self._deployer.live.current
+        return self._deployer.current
 
     @property
     def fell_back(self) -> str:
@@ -104,15 +104,15 @@ class DeploymentService:
 
     @property
     def trial(self) -> Trial | None:
-        return self._deployer.live.trial
+        return self._deployer.trial
 
     def served(self) -> tuple[Deployment, ...]:
         """The versions that requests may name: the current one, then the one on trial."""
-        return self._deployer.live.served()
+        return self._deployer.served()
 
     def route(self, user: str | None = None) -> PolicyRef:
         """The version of ``user`` now; in a trial it changes at most once, to the new one."""
-        return self._deployer.live.route(user)
+        return self._deployer.route(user)
 
     async def generate(
         self,

@@ -12,8 +12,8 @@ from rlforge.config.roots import kind_of_run, of_kind, read_run
 from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.config.serving import ServingConfig
 from rlforge.continuous.preflight.serving import check_service
-from rlforge.continuous.serving.adapter import find_source
 from rlforge.continuous.serving.client import STATE_DIR
+from rlforge.continuous.serving.validation import find_source
 from rlforge.errors import ConfigError, DeploymentError, command_line
 from rlforge.preflight.policy import checked
 from rlforge.types import value

@@ -16,7 +16,7 @@ import numpy as np
 
 from rlforge.continuous.config.serving import AbTestConfig
 from rlforge.continuous.serving.records import Arm, Deployment, PairedOutcomes
-from rlforge.types import PolicyRef, value
+from rlforge.types import value
 
 Verdict = Literal["new_is_better", "new_is_worse"]
 
@@ -268,19 +268,3 @@ class Trial:
             f"{current.count}, {self.test.difference:+.3f} within stages (p "
             f"{self.test.p_value:.3g}, alpha {self._config.alpha:g})"
         )
-
-
-@value
-class Live:
-    """The versions that are served: the current one, and during a trial a new one."""
-
-    current: Deployment
-    trial: Trial | None = None
-
-    def served(self) -> tuple[Deployment, ...]:
-        return (self.current, *((self.trial.deployment,) if self.trial is not None else ()))
-
-    def route(self, user: str | None) -> PolicyRef:
-        if self.trial is not None and self.trial.arm(user) == "new":
-            return self.trial.deployment.policy()
-        return self.current.policy()
