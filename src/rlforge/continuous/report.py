@@ -82,6 +82,7 @@ def page(run: RunData) -> str:
         results=results(run),
         emerged=emerged(run.windows),
         behaviour=behaviour(run),
+        talk=any("social/team_agents" in row for row in run.windows),
         learning=curves.learner(run),
         scores=scores(run),
         json=json,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PACKAGES = ("fastapi", "uvicorn", "httpx", "prometheus_client", "sklearn", "llguidance")
 
 #: Models that rlforge makes; learning rates below and above which theirs and others' are unusual.
-_TINY, _TINY_RATE, _MODEL_RATE = ("tiny", "tiny_market"), 1e-4, 1e-3
+_TINY, _TINY_RATE, _MODEL_RATE = ("tiny", "tiny_market", "tiny_social"), 1e-4, 1e-3
 
 #: Decisions that are searched for one of the model.
 _SEARCHED = 64

@@ -48,7 +48,7 @@ class ContinuousRun:
         self._parts = parts
         if growth := self._config.growth:
             context.note(growth)
-        if not done and self._config.model.kind == "tiny_market":
+        if not done and self._config.model.kind in ("tiny_market", "tiny_social"):
             rate = f"learner.learning_rate={self._config.learner.learning_rate:g}"
             context.note(
                 f"{rate} is for the tiny model, whose mean reward rises within some eight windows; "

@@ -23,7 +23,7 @@ from rlforge.continuous.decisions.records import CONTROL, Decision, TrainingWind
 from rlforge.continuous.decisions.reward import DecisionReward, mean_parts
 from rlforge.continuous.loop.assembly import Assembly
 from rlforge.continuous.loop.batching import Scored, WindowBatch, WindowFilter
-from rlforge.continuous.loop.behaviour import behaviour
+from rlforge.continuous.loop.behaviour import behaviour, with_readers
 from rlforge.continuous.loop.journal import Entry
 from rlforge.continuous.loop.learner import Trained
 from rlforge.continuous.loop.performance import POLICY, by_player, difference_to_control
@@ -125,10 +125,11 @@ class ContinuousTrainer:
                 batch=None,
                 reason="a version is on trial: its end decides which version to continue from",
             )
+        shared = with_readers(window.decisions, self._config.continuous.reader_share)
         known = [
-            (decision, decision.reward, score)
-            for decision, score in zip(window.decisions, scores.values, strict=True)
-            if decision.reward is not None
+            (decision, reward, score)
+            for decision, reward, score in zip(window.decisions, shared, scores.values, strict=True)
+            if reward is not None
         ]
         rewards = parts.reward.normalize([reward for _, reward, _ in known])
         rules = WindowFilter(
@@ -258,7 +259,7 @@ class ContinuousTrainer:
                 "reward_difference_low": gain and gain.low,
                 "reward_difference_high": gain and gain.high,
                 "players": {name: asdict(one) for name, one in players.items()},
-                **behaviour(window.decisions),
+                **behaviour(window.decisions, talk=self._config.agents_talk),
                 **{f"batch/{name}": n for name, n in gathered.items() if name != "selected"},
                 **{f"reward/{name}": number for name, number in rewards.items()},
                 **{f"scorer/{name}": number for name, number in scorer.items()},

@@ -89,6 +89,10 @@ def _continuous_problems(composed: Composed[ContinuousConfig], *, keys: bool) ->
             f"{train_on} would teach answers to please the judge, who reads them, whatever they "
             "are worth; use reward, and continuous.select_by=score to select by the judge",
         )
+    if config.continuous.reader_share and not config.market.social:
+        yield composed.error(
+            "continuous.reader_share", "is for posts in compact text; set market.social=true"
+        )
     if config.serve.state_dir is not None:
         yield composed.error("serve.state_dir", "a continuous run keeps its versions with itself")
     # A schedule needs an end to run to.
@@ -113,7 +117,10 @@ def _continuous_problems(composed: Composed[ContinuousConfig], *, keys: bool) ->
 
 def agent_problems(composed: Composed[PolicyConfig], market: MarketConfig, agents: int) -> Problems:
     """Models that cannot be asked about markets, and prompts about other games."""
-    found = [*reader_problems(composed, "model.kind", "market", "markets")]
+    if market.social:
+        found = [*reader_problems(composed, "market.social", "social", "markets with it")]
+    else:
+        found = [*reader_problems(composed, "model.kind", "market", "markets")]
     yield from found
     # The checks below need a model that knows the words of markets.
     if found:
