@@ -15,6 +15,7 @@ from rlforge.continuous.loop.assembly import assembled
 from rlforge.continuous.loop.trainer import ContinuousTrainer
 from rlforge.continuous.loop.trials import MarketTrials
 from rlforge.continuous.serving.records import PairedOutcomes
+from rlforge.system.checkpoint import read_manifest
 
 RUN_DIR = Path("run")
 ONE_WINDOW = ("continuous.windows=1", "continuous.compare_episodes=0")
@@ -97,6 +98,21 @@ def test_equal_rewards_train_and_deploy_nothing(make_config, execute):
     assert "there is no gradient" in row["reason"]
     assert row["deployment_success"] is None
     assert not Path("run/checkpoints/step-1").exists()
+
+
+async def test_learning_goes_on_from_what_a_rollback_between_two_updates_serves(make_config, begun):
+    config = make_config("continuous.compare_episodes=0")
+    async with begun(config, asyncio.Event()) as (assembly, trainer):
+
+        async def roll_back():
+            while not assembly.journal.done():  # noqa: ASYNC110  # it has no event
+                await asyncio.sleep(0.01)
+            return await assembly.policy.service.rollback()
+
+        _, served = await asyncio.gather(trainer.run(), roll_back())
+        assert served.uid == "deploy-0"
+        newest = read_manifest(RUN_DIR / "checkpoints" / "step-2", verify=False)
+        assert newest.meta["parent_uid"] == "step-0"
 
 
 def test_a_judge_that_cannot_answer_leaves_decisions_unscored_and_says_why(make_config, execute):

@@ -137,7 +137,7 @@ class Continuous(RunKind[ContinuousConfig]):
         folder = store_folder(config.store, run_dir)
         if not folder.is_dir():
             return
-        for decision in StoreReader(folder).newest_complete(_SEARCHED, before=float("inf")):
+        for decision in StoreReader(folder).newest(_SEARCHED, complete=True):
             made = decision.completion
             if made is not None and made.prompt_token_ids:
                 ids, form = made.prompt_token_ids, form_of(config.model)

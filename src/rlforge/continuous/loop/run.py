@@ -14,8 +14,15 @@ from rlforge.continuous.loop.performance import POLICY, gains
 from rlforge.continuous.loop.policy_side import PolicySide
 from rlforge.continuous.loop.trainer import ContinuousTrainer
 from rlforge.continuous.report import changes
-from rlforge.continuous.serving.client import STATE_DIR
-from rlforge.continuous.serving.server import answer_requests, found_at, http_over, listen, url_of
+from rlforge.continuous.serving.client import PAGE, STATE_DIR
+from rlforge.continuous.serving.server import (
+    answer_requests,
+    found_at,
+    http_over,
+    listen,
+    url_of,
+    watched,
+)
 from rlforge.continuous.serving.tokens import make_tokens
 from rlforge.errors import RunError
 from rlforge.record.files import RunPaths, read_json, write_json
@@ -161,10 +168,11 @@ class ContinuousRun:
 async def _served_over_http(
     context: RunContext[ContinuousConfig], parts: Assembly
 ) -> AsyncIterator[None]:
-    """Serve over HTTP during the block, where ``continuous.http`` is set."""
+    """Answer requests during the block, where ``continuous.http`` is set; else show the page."""
     config, policy = context.config, parts.policy
     if not config.continuous.http:
-        yield
+        async with watched(policy.service, config, context.note):
+            yield
         return
     folder = context.run_dir / STATE_DIR
     app = http_over(
@@ -179,6 +187,8 @@ async def _served_over_http(
 
     with contextlib.closing(listen(config.serve.host, config.serve.port)) as listener:
         context.note(f"serving at {url_of(listener)}/v1")
+        if config.serve.page is not None:
+            context.note(f"watch it at {url_of(listener)}{PAGE}")
         answering = asyncio.create_task(
             answer_requests(app, listener, over.wait(), drain_s=config.serve.drain_s)
         )

@@ -159,6 +159,8 @@ class ContinuousTrainer:
         reason, trained = gathered.reason, None
         if gathered.batch is not None:
             self._say("training on", work)
+            # A rollback may have come since the last update.
+            await self._follow_what_serves()
             try:
                 trained = await learner.train(work.window_id, gathered.batch)
                 reason = "" if trained else "loss or gradient were not finite"
@@ -178,18 +180,21 @@ class ContinuousTrainer:
         if work.reached("deployed"):
             known = work.facts["deployed"]
             return work, Deployed(success=known["success"], reason=known["reason"])
-        policy, learner = self._parts.policy, self._parts.learner
         deployed = Deployed(success=None)
         if trained is not None:
             self._say("deploying after", work)
-            deploying = policy.deploy(trained.checkpoint)
+            deploying = self._parts.policy.deploy(trained.checkpoint)
             deployed = await self._parts.source.driver.unless_stopped(deploying)
-        if policy.service.trial is None and learner.standing != policy.serving():
-            log.warning("learning goes on from %s, which serves", policy.serving())
-            # The new version was refused, or a rollback came: learning follows what serves.
-            await learner.restore(policy.serving())
+        await self._follow_what_serves()
         facts = {"success": deployed.success, "reason": deployed.reason}
         return self._reach(work, "deployed", **facts), deployed
+
+    async def _follow_what_serves(self) -> None:
+        """Learn on from the version that serves, where the newest was refused or rolled back."""
+        policy, learner = self._parts.policy, self._parts.learner
+        if policy.service.trial is None and learner.standing != policy.serving():
+            log.warning("learning goes on from %s, which serves", policy.serving())
+            await learner.restore(policy.serving())
 
     async def _conclude(
         self,

@@ -17,6 +17,7 @@ from rlforge.continuous.market.text import describe, forms
 from rlforge.continuous.market.traders import Crowd
 from rlforge.continuous.market.trading import AgentPrompter, longest_prompt
 from rlforge.continuous.market.world import World
+from rlforge.continuous.preflight.serving import page_problems
 from rlforge.continuous.ruler.scorer import check_judge
 from rlforge.engines.base import decoder
 from rlforge.errors import (
@@ -67,6 +68,8 @@ def _continuous_problems(composed: Composed[ContinuousConfig], *, keys: bool) ->
         "store": _store_problems,
     }
     yield from of_source[config.continuous.source](composed, config)
+    if config.continuous.http:
+        yield from page_problems(composed, config.serve)
     source = config.continuous.source
     # Trials count outcomes only of a market's agents and of clients.
     if source in ("episodes", "store") and config.deployment.strategy == "ab_test":
