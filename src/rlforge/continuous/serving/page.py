@@ -207,18 +207,17 @@ class Page:
         decisions = read(self._decisions, found)
         activity = read(self._activity, "")
         figures = {"serving": " and ".join(one.uid for one, _ in served.shares)}
-        if run is not None and run.windows:
-            figures |= {**tiles(run), **figures}
+        name, status, command = self._name, "serving", ""
+        if run is not None:
+            name, command = run.name, run.command
+            status = "running" if run.status == "running" else status
+            problems += [f"{each}." for each in run.damage]
+            figures = {**tiles(run), **figures} if run.windows else figures
         return render(
             "continuous/page.html.jinja",
             nonce=nonce,
             problem=problem,
-            head={
-                "name": self._name if run is None else run.name,
-                "status": "running" if run is not None and run.status == "running" else "serving",
-                "command": "" if run is None else run.command,
-                "warnings": [*problems, *(f"{one}." for one in ([] if run is None else run.damage))],
-            },
+            head={"name": name, "status": status, "command": command, "warnings": problems},
             tiles=figures,
             activity=activity,
             served=served,
