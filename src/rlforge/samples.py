@@ -44,6 +44,7 @@ class Sample:
         raw_reward: Reward of the game or the market, before transforms.
         reward: After the transforms.
         rewards: After each transform by its name, in order.
+        before_baseline: After the transforms before the first that ``is_baseline``; else None.
         outcome_reward: The part of ``reward`` from the game's outcome, which all samples of an
             episode repeat; the rest is feedback on this turn alone.
         legal_tokens: Legal alternatives at each token, as ``Turn.legal_tokens``.
@@ -72,6 +73,7 @@ class Sample:
     raw_reward: float = 0.0
     reward: float = 0.0
     outcome_reward: float = 0.0
+    before_baseline: float | None = None
     rewards: Mapping[str, float] = dataclasses.field(default_factory=dict)
     policy_uid: str
     policy_version: int

@@ -242,7 +242,7 @@ def test_equal_rewards_are_a_signal_where_nothing_is_subtracted_from_them():
 def lagging(*rewards: float, raw: tuple[float, ...]):
     """Games whose rewards have a running mean of their seat subtracted."""
     return [
-        dataclasses.replace(one, raw_reward=before, rewards={"role_advantage_by_env": one.reward})
+        dataclasses.replace(one, raw_reward=before, before_baseline=float(before))
         for one, before in zip(games(*rewards), [x for x in raw for _ in range(2)], strict=True)
     ]
 

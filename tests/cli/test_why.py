@@ -102,12 +102,37 @@ def test_games_of_a_group_that_all_end_alike_are_shown(rlforge):
     assert found["change"] == {"algorithm.group_size": 16}
 
 
+def test_of_causes_that_compete_the_command_changes_the_first_alone(rlforge):
+    figures = {"games_turn_limit_rate": 1.0, "no_advantage_share": 1.0, "reward_spread": 0.0}
+    run = write_signals(Path("run"), config=GRPO, **figures)
+    run.command.write_text("rlforge train +experiment=tictactoe_mirror algorithm=grpo\n")
+    out, found = explained(rlforge, "run")
+    assert found["signals"][0]["signal"]["name"] == "turn_limit"
+    assert found["change"] == {"env.train.0.max_turns": 400}
+    assert "equal_rewards: follows from turn_limit" in out
+    assert "group_size" not in out
+
+
+def test_where_no_setting_mends_the_first_cause_the_step_of_a_person_stands_in_for_a_command(
+    rlforge,
+):
+    figures = {"games_format_success": 0.0, "games_invalid_rate": 1.0, "seat_share_max": 1.0}
+    run = write_signals(Path("run"), **figures)
+    run.command.write_text("rlforge train +experiment=tictactoe_mirror\n")
+    out, found = explained(rlforge, "run")
+    assert (found["change"], found["again"]) == ({}, "")
+    assert "to try it" not in out
+    assert "No value of a key mends format: it takes the step above." in out
+    write_signals(Path("slow"), learner_share=0.01)
+    assert "`rlforge doctor --run slow` measures" in " ".join(explained(rlforge, "slow")[0].split())
+
+
 def test_a_rate_that_moves_nothing_is_named_with_its_curves_and_another_rate(rlforge):
     write_signals(Path("run"), kl=2e-6, moved=2e-8)
     out, found = explained(rlforge, "run")
     assert [one["signal"]["name"] for one in found["signals"]] == ["not_moved"]
     assert {"moved", "lr"} <= {one["name"] for one in found["signals"][0]["curves"]}
-    assert "  learner.learning_rate=0.0001\n" in out
+    assert "  learner.learning_rate=0.0007\n" in out
     assert "No games to show: no game is finished yet." in out
 
 

@@ -24,8 +24,8 @@ from rlforge.record.files import (
     write_jsonl,
 )
 from rlforge.record.game_files import GameWriter
+from rlforge.record.judge import Judge, judged
 from rlforge.record.progress import Progress
-from rlforge.record.signals import Judge, judged
 from rlforge.record.tracker import Tracker
 from rlforge.show.view import progress_view
 from rlforge.system.values import from_json, to_json

@@ -19,7 +19,7 @@ from tests.plugins.conftest import PACKAGE
 
 from rlforge.config.plugins import KINDS
 from rlforge.config.schema import RunConfig
-from rlforge.record.signals import Judge
+from rlforge.record.judge import Judge
 
 GAMES = (
     *("name=nim", "env.train=[{id: nim-short, source: nim, max_turns: 20}]"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.harness.composed import composed
 
-from rlforge.record.signals import judged
+from rlforge.record.judge import judged
 from rlforge.types import EvalResult
 
 ROOT = Path(__file__).parents[2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,14 @@ from rlforge.config.overrides import assignment, key_of, parse_overrides
 from rlforge.config.plugins import SIGNALS
 from rlforge.config.schema import RunConfig
 from rlforge.errors import ConfigError
+from rlforge.record.judge import Judge, judged
 from rlforge.record.signals import (
     Condition,
     Finding,
-    Judge,
     Seen,
     Signal,
-    judged,
+    causes,
+    ranked,
     verdict,
     with_times,
 )
@@ -147,6 +149,46 @@ def test_a_condition_is_named_after_so_many_updates_with_its_figures(
     assert not signal.mend.startswith(("raise it", "lower it"))
 
 
+def in_order(*names: str) -> list[str]:
+    """Names of signals of the same update, as they are ranked."""
+    about = {"step": 1, "text": "", "mend": "", "weight": "barren"}
+    return [one.name for one in ranked(Signal(name=name, **about) for name in names)]
+
+
+def test_a_cause_stands_before_what_it_brings_about():
+    assert in_order("equal_rewards", "no_advantage", "turn_limit") == [
+        *("turn_limit", "equal_rewards", "no_advantage")
+    ]
+    assert in_order("illegal_moves", "format", "high_entropy")[0] == "high_entropy"
+
+
+def test_what_begins_later_or_is_of_another_policy_is_no_cause():
+    about = {"text": "", "mend": "", "weight": "slow"}
+    late = [Signal(name="turn_limit", step=5, **about), Signal(name="one_seat", step=1, **about)]
+    assert causes(late) == {}
+    assert [one.name for one in ranked(late)] == ["turn_limit", "one_seat"]
+    of = [Signal(name=f"a/{name}", step=1, **about) for name in ("low_entropy", "equal_rewards")]
+    other = Signal(name="b/equal_rewards", step=1, **about)
+    assert causes([*of, other]) == {"a/equal_rewards": ["a/low_entropy"]}
+
+
+def test_a_light_cause_weighs_what_it_brings_about_and_is_what_the_run_ends_with():
+    slow = Signal(name="high_entropy", step=1, text="random", mend="load", weight="slow")
+    barren = Signal(name="format", step=1, text="no form", mend="teach", weight="barren")
+    other = Signal(name="idle", step=10, text="rests", mend="play", weight="slow")
+    assert [one.name for one in ranked([other, barren, slow])] == ["high_entropy", "idle", "format"]
+    assert verdict([other, barren, slow]) == "but nothing was learned: random; load"
+
+
+def test_causes_are_conditions_and_none_brings_itself_about():
+    direct = {name: {*SIGNALS.find(name).explains} for name in SIGNALS.own}
+    assert set().union(*direct.values()) <= {*direct}
+    whole = {name: {*names} for name, names in direct.items()}
+    for _ in direct:
+        whole = {name: names.union(*(whole[one] for one in names)) for name, names in whole.items()}
+    assert [name for name, names in whole.items() if name in names] == []
+
+
 def test_a_run_that_learns_has_no_signal():
     judge = Judge(config())
     judge.add(evaluation(0, wins=50))
@@ -233,6 +275,60 @@ def test_a_gap_of_log_probs_is_by_design_where_engines_leave_tokens_out():
     found = all_signals(asked("engine.top_p=0.8"), 1, **far)
     assert {*found} == {"importance", "clipped"}
     assert all(one.change == {"engine.top_p": 1.0} for one in found.values())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "figures", "name", "change"),
+    [
+        (
+            ["pool=fixed", "pool.fixed_opponents=[minimax]"],
+            {"reward_spread": 0.0},
+            "equal_rewards",
+            {"pool.mode": "mirror"},
+        ),
+        (
+            ["policies={main: {seats: [1]}}", "pool=fixed", "pool.fixed_opponents=[minimax]"],
+            {"seat_share_max": 1.0},
+            "one_seat",
+            {"policies.main.seats": None},
+        ),
+        (
+            ["engine=vllm"],
+            {"logprob_gap_mean": 0.05},
+            "logprob_gap",
+            {"engine.name": "transformers"},
+        ),
+        (["learner.learning_rate=2"], {"moved": 5.6}, "moved_far", {"learner.learning_rate": 4e-3}),
+        (
+            ["learner.learning_rate=2e-6"],
+            {"moved": 5e-8},
+            "not_moved",
+            {"learner.learning_rate": 9e-5},
+        ),
+    ],
+)
+def test_a_change_is_of_the_cause_and_composes(overrides, figures, name, change):
+    found = all_signals(asked(*overrides), 10, **figures)[name]
+    assert found.change == change
+    asked(*overrides, *(assignment(key, new) for key, new in change.items()))
+
+
+def test_a_reward_of_another_package_is_left_out_where_evaluations_fall():
+    own = {"name": "role_advantage", "decay": 0.5}
+    rewards = {"final": [{"name": "mine:Turned"}, own]}
+    judge = Judge(config(rewards=type(RunConfig().rewards)(**rewards)))
+    for step, wins in ((0, 50), (10, 20), (20, 18), (30, 15)):
+        judge.add(evaluation(step, wins))
+    [signal] = judge.open
+    assert signal.change == {"rewards.final": [own]}
+
+
+def test_steps_of_another_package_that_are_not_finite_are_mended_by_a_person():
+    judge = Judge(config(algorithm=type(RunConfig().algorithm)(name="mine:Loss")))
+    names_after(judge, 2, nonfinite_steps=4.0, grad_norm=float("nan"))
+    [signal] = judge.open
+    assert signal.change == {}
+    assert "algorithm.name=mine:Loss" in signal.mend
 
 
 def test_games_that_all_players_win_together_need_no_other_opponents():
@@ -509,7 +605,10 @@ def signal(weight: str, until: int | None = None) -> Signal:
         ([], ""),
         ([signal("barren", until=3)], ""),
         ([signal("slow")], "but it stands; push it"),
-        ([signal("slow"), signal("final")], "but nothing was learned: it stands; push it"),
+        (
+            [replace(signal("slow"), name="y"), signal("final")],
+            "but nothing was learned: it stands; push it",
+        ),
     ],
 )
 def test_the_verdict_is_on_signals_that_still_hold(signals, clause):

@@ -9,9 +9,9 @@ from tests.harness.records import write_games
 
 from rlforge.config.schema import RunConfig, TrackerConfig
 from rlforge.record.files import read_json, read_jsonl
+from rlforge.record.judge import Judge
 from rlforge.record.progress import CollectionRow, Progress
 from rlforge.record.results import Alarm, ApiUsage, ExactResult, PoolSnapshot
-from rlforge.record.signals import Judge
 from rlforge.record.sinks import JsonlSink
 from rlforge.record.tracker import Tracker
 from rlforge.system.checkpoint import write_checkpoint

@@ -57,38 +57,26 @@ def reward_spread(algorithm: Algorithm, samples: Sequence[Sample]) -> float:
     """Largest less least return of a batch that is trained on; 0 where they are all the same.
 
     With a critic a return is the outcome of the game with what this turn and later ones are paid
-    on top of it, else the reward of the turn. A running mean of a seat (``role_advantage``) lags
-    behind, and so differs from game to game: where one is subtracted, returns are the same where
-    those of each seat are before it.
+    on top of it, else the reward of the turn. A transform that ``is_baseline`` lags behind, and so
+    differs from game to game: with one, returns are the same where those of each seat before it
+    are.
     """
     if not samples:
         return 0.0
     whole = algorithm.needs_values
     trained = _returns(samples, [sample.outcome_reward for sample in samples], whole)
-    earned = [_before_baseline(sample) for sample in samples]
+    earned = [sample.before_baseline for sample in samples]
     outcomes = [
         sample.outcome_reward if before is None else before
         for sample, before in zip(samples, earned, strict=True)
     ]
     compared: dict[tuple[str, int] | None, list[float]] = defaultdict(list)
-    for sample, before, gained in zip(
-        samples, earned, _returns(samples, outcomes, whole), strict=True
-    ):
-        seat = None if before is None else (sample.env_id, sample.player_id)
-        compared[seat].append(gained)
+    for sample, gained in zip(samples, _returns(samples, outcomes, whole), strict=True):
+        based = sample.before_baseline is not None
+        compared[(sample.env_id, sample.player_id) if based else None].append(gained)
     if is_constant(trained) or all(is_constant(gained) for gained in compared.values()):
         return 0.0
     return max(trained) - min(trained)
-
-
-def _before_baseline(sample: Sample) -> float | None:
-    """The outcome before the first baseline of its seat is subtracted; None where none is."""
-    before = sample.raw_reward
-    for name, after in sample.rewards.items():
-        if name.startswith("role_advantage"):
-            return before
-        before = after
-    return None
 
 
 def _returns(

@@ -22,7 +22,8 @@ from rlforge.system.values import json_ready, to_json
 from rlforge.types import GameRecord
 
 # All but how the reward came about. An attrgetter, because each update reads thousands.
-_contents = attrgetter(*(f.name for f in dataclasses.fields(Sample) if f.name != "rewards"))
+_fields = (field.name for field in dataclasses.fields(Sample))
+_contents = attrgetter(*(name for name in _fields if name not in ("rewards", "before_baseline")))
 
 FILE = "digests.jsonl"
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlforge.config.engine import EngineConfig
+from rlforge.config.plugins import FINAL_REWARDS, SAMPLING_REWARDS, STEP_REWARDS
 from rlforge.config.schema import GamesConfig
 from rlforge.config.training import LearnerConfig
 
@@ -16,7 +17,38 @@ _TURNS, _SECONDS = 200, 600.0
 
 
 def rate(config: GamesConfig, factor: float) -> Change:
-    return {"learner.learning_rate": float(f"{factor * config.learner.learning_rate:.3g}")}
+    return {"learner.learning_rate": float(f"{factor * config.learner.learning_rate:.1g}")}
+
+
+def rewards(config: GamesConfig) -> Change:
+    """The transforms that rlforge has, where there are others."""
+    found: Change = {}
+    stacks = getattr(config, "rewards", None)
+    for kind in (FINAL_REWARDS, STEP_REWARDS, SAMPLING_REWARDS) if stacks is not None else ():
+        stack = getattr(stacks, kind.key.partition(".")[2])
+        kept = [dict(entry) for entry in stack if kind.has_own(str(entry["name"]))]
+        if len(kept) < len(stack):
+            found = {**found, kind.key: kept}
+    return found
+
+
+def opponents(config: GamesConfig) -> Change:
+    """Games against itself, of which a policy wins some and loses some."""
+    return {"pool.mode": "mirror"} if config.pool.mode == "fixed" else {}
+
+
+def seats(config: GamesConfig) -> Change:
+    """All seats, for policies that have some."""
+    policies: Mapping[str, Any] = getattr(config, "policies", {})
+    named = (name for name, policy in policies.items() if policy.seats is not None)
+    return {f"policies.{name}.seats": None for name in named}
+
+
+def agreeing(config: GamesConfig) -> Change:
+    """An engine that computes as the learner does."""
+    if config.engine.name != "transformers":
+        return {"engine.name": "transformers"}
+    return {"model.dtype": "float32"} if config.model.dtype == "bfloat16" else {}
 
 
 def turns(config: GamesConfig, env: str) -> Change:

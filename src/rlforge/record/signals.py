@@ -5,30 +5,28 @@
     waits         ─┘
 
 A condition is a pure function of recorded figures, so that the tracker of a run, the report and
-``rlforge why`` find the same. ``rlforge.record.conditions`` has rlforge's own. A wait is a line of
-what was played since the last update, where it brings no batch: the tracker alone sees it.
+``rlforge why`` find the same. ``rlforge.record.conditions`` has rlforge's own, and
+``rlforge.record.judge`` judges a run by them. A wait is a line of what was played since the last
+update, where it brings no batch: the tracker alone sees it.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import re
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
-from typing import Any, Literal, cast, get_args
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from rlforge.config.per_policy import of_policy, own_keys, policy_names
+from rlforge.config.per_policy import policy_names
 from rlforge.config.plugins import SIGNALS
-from rlforge.config.schema import GamesConfig, RunConfig
-from rlforge.errors import ConfigError, RlforgeError
-from rlforge.types import EvalResult, value
+from rlforge.config.schema import GamesConfig
+from rlforge.errors import ConfigError
+from rlforge.record.game_files import GameIndex
+from rlforge.types import EvalResult, Turn, value
 
 #: Updates over which means are taken.
 SPAN = 10
-#: Updates without a finding after which a signal has ended: one good batch among bad ones is none.
-_QUIET = 3
 #: Times of one signal that are listed.
 _TIMES = 4
 
@@ -36,6 +34,10 @@ Row = Mapping[str, Any]
 #: ``slow``: the run learns, but less than it could. ``barren``: it learns nothing meanwhile.
 #: ``final``: nor can that change while it goes on.
 Weight = Literal["slow", "barren", "final"]
+_HEAVIER: Sequence[Weight] = ("slow", "barren", "final")
+#: Games that show a condition: those for which a function holds; ``any`` while it holds; ``alike``:
+#: of a group whose rewards are the same; ``lost``: evaluations against whom fewer are won.
+Shown = Callable[[GameIndex], bool] | Literal["any", "alike", "lost"]
 
 
 @value
@@ -155,6 +157,9 @@ class Condition:
         threshold: Default of ``signals.NAME``.
         figures: Figures of metrics.jsonl whose curves show it; ``*/NAME`` is of each environment.
         check: Returns a finding where the condition holds at a threshold.
+        explains: Names of conditions that this one brings about: its mend is theirs.
+        games: Games that ``rlforge why`` shows; None: those with ``turns``.
+        turns: Whether a turn that is learned from shows it.
 
     Example:
         >>> def few_tokens(seen: Seen, threshold: float) -> Finding | None:
@@ -169,160 +174,67 @@ class Condition:
     threshold: float
     figures: tuple[str, ...]
     check: Callable[[Seen, float], Finding | None]
+    explains: tuple[str, ...] = ()
+    games: Shown | None = None
+    turns: Callable[[Turn], bool] | None = None
 
     def __post_init__(self) -> None:
         if _number(self.threshold) is None or not callable(self.check):
             raise ConfigError("a Condition has a number as threshold, and a function as check")
-        names: object = self.figures  # a plug-in is not type-checked
-        if not isinstance(names, tuple) or not all(isinstance(one, str) for one in names):
-            raise ConfigError('a Condition has names in a tuple as figures: ("moved",)')
+        for what in ("figures", "explains"):
+            names: object = getattr(self, what)  # a plug-in is not type-checked
+            if not isinstance(names, tuple) or not all(isinstance(one, str) for one in names):
+                raise ConfigError(f'a Condition has names in a tuple as {what}: ("moved",)')
 
 
-class Judge:
-    """Judges a run's records as they come: each condition speaks when it begins and ends.
+def condition_of(signal: Signal) -> Condition | None:
+    """The condition of a signal; None for that of a package that is not installed here."""
+    try:
+        found: Condition = SIGNALS.find(signal.condition)
+    except ConfigError:
+        return None
+    return found
 
-    Of several policies each is judged by the figures of its own updates; the first also by those
-    of the run. A policy that does not learn leaves the run one that learns where another does.
+
+def causes(signals: Iterable[Signal]) -> dict[str, list[str]]:
+    """Names of open signals that bring about another one, by the name of that one.
+
+    Example:
+        >>> alike = {"text": "", "mend": "", "weight": "final"}
+        >>> causes(Signal(name=name, step=1, **alike) for name in ("turn_limit", "equal_rewards"))
+        {'equal_rewards': ['turn_limit']}
     """
-
-    def __init__(self, config: GamesConfig) -> None:
-        self._config, self._conditions = config, conditions_of(config)
-        self._policies = {name: Seen(_of_policy(config, name)) for name in policy_names(config)}
-        self._first = next(iter(self._policies))
-        self.seen = self._policies[self._first]
-        #: Figures that each policy has of its own, and by policy what it learns nothing by.
-        self._own, self._barren = set[str](), defaultdict[str, set[str]](set)
-        #: By signal, lines since it began that show it, and updates since the last of these.
-        self._shown, self._quiet = Counter[str](), Counter[str]()
-        self.signals: list[Signal] = []
-
-    @property
-    def open(self) -> list[Signal]:
-        return [signal for signal in self.signals if signal.until is None]
-
-    @property
-    def final(self) -> list[Signal]:
-        """Signals that nothing in the course of the run can end, as two lines have shown."""
-        shown = [
-            one for one in self.open if self._shown[one.name] > 1 and not self._quiet[one.name]
-        ]
-        return [one for one in shown if one.weight == "final"]
-
-    def add(self, seen: Row | EvalResult) -> list[Signal]:
-        """Judge a line of metrics.jsonl, a wait or an evaluation; returns what began or ended."""
-        if isinstance(seen, EvalResult):
-            return self._judged(self._first, seen)
-        policy, own = "", dict[str, Any]()
-        for key, figure in seen.items():
-            if key.startswith("policies/"):
-                _, policy, name = key.split("/", 2)
-                own[name] = figure
-        if not policy or policy not in self._policies:  # a line of the first names none
-            return self._judged(self._first, seen, adds="games_without_batch" in seen)
-        self._own |= own.keys()
-        own |= {name: seen[name] for name in ("step", "samples") if name in seen}
-        of_run = {key: each for key, each in seen.items() if not key.startswith("policies/")}
-        of_run.pop("samples", None)
-        return [*self._judged(self._first, of_run, adds=True), *self._judged(policy, own)]
-
-    def _judged(self, policy: str, line: Row | EvalResult, *, adds: bool = False) -> list[Signal]:
-        seen = self._policies[policy]
-        evaluated = isinstance(line, EvalResult)
-        update = not isinstance(line, EvalResult) and not adds and line["step"] > seen.step
-        seen.add(line, adds=adds)
-        changed = list[Signal]()
-        for condition in [*self._conditions]:
-            name = condition if policy == self._first else f"{policy}/{condition}"
-            found = self._found(condition, policy)
-            at = next((at for at, one in enumerate(self.signals) if one.goes_on(name)), None)
-            if found is not None:
-                self._quiet[name] = 0
-                self._shown[name] = (0 if at is None else self._shown[name]) + (not evaluated)
-                signal = Signal(
-                    name=name,
-                    step=seen.step if at is None else self.signals[at].step,
-                    text=_one_line(found.text),
-                    mend=_one_line(found.mend),
-                    weight=found.weight,
-                    change=found.change,
-                )
-                if at is None:
-                    self.signals.append(signal)
-                    changed.append(signal)
-                else:
-                    # A reader who comes later finds the newest figure.
-                    self.signals[at] = signal
-            elif at is not None and update:
-                self._quiet[name] += 1
-                if self._quiet[name] >= _QUIET:
-                    self.signals[at] = replace(self.signals[at], until=seen.step)
-                    changed.append(self.signals[at])
-        return changed
-
-    def _found(self, name: str, policy: str) -> Finding | None:
-        """The finding of a condition in the records of a policy, in words that name the policy."""
-        (condition, threshold), seen = self._conditions[name], self._policies[policy]
-        self._barren[policy].discard(name)
-        try:
-            with SIGNALS.trial(name):
-                found = condition.check(seen, threshold)
-                _check(found, seen.config)
-        except RlforgeError as error:
-            # Records go on; the condition would fail at each further line.
-            del self._conditions[name]
-            said = str(error) if name in str(error) else f"signal {name!r}: {error}"
-            return Finding(text=said, mend="mend it; it is not judged any more")
-        if found is None or not (policy != self._first or self._own & {*condition.figures}):
-            return found
-        if found.weight != "slow":
-            self._barren[policy].add(name)
-        mend, own = found.mend, own_keys(cast(RunConfig, self._config), policy)
-        for key, place in own.items():
-            mend = mend.replace(key, f"{place}.{key.partition('.')[2]}")
-        return Finding(
-            text=f"policy {policy}: {found.text}",
-            mend=mend,
-            weight=found.weight if all(self._barren[one] for one in self._policies) else "slow",
-            change={
-                f"{own[key]}.{key.partition('.')[2]}" if key in own else key: each
-                for key, each in found.change.items()
-            },
-        )
+    still, found = [one for one in signals if one.until is None], dict[str, list[str]]()
+    for cause in still:
+        condition = condition_of(cause)
+        for one in still if condition is not None and condition.explains else ():
+            # What begins later is no cause, and a policy's figures explain no other policy.
+            before = cause.step <= one.step and cause.policy in ("", one.policy)
+            if before and condition is not None and one.condition in condition.explains:
+                found.setdefault(one.name, []).append(cause.name)
+    return found
 
 
-def _of_policy(config: GamesConfig, name: str) -> GamesConfig:
-    """The configuration with the groups of one policy, and the names of all."""
-    if not name:
-        return config
-    of_run = cast(RunConfig, config)  # other kinds have one policy, without a name
-    return replace(of_policy(of_run, name), policies=of_run.policies)
-
-
-def conditions_of(config: GamesConfig) -> dict[str, tuple[Condition, float]]:
-    """Conditions that a run is judged by, with their thresholds; ConfigError for a bad plug-in."""
-    # Those of other packages hold as soon as they are installed; ``package.module:Thing`` is named.
-    names = dict.fromkeys((*SIGNALS.names(), *config.signals))
-    found = {name: SIGNALS.find(name) for name in names}
-    own = {name: config.signals.get(name, each.threshold) for name, each in found.items()}
-    return {name: (found[name], limit) for name, limit in own.items() if limit is not None}
-
-
-def judged(config: GamesConfig, rows: Iterable[Row], evals: Iterable[EvalResult]) -> list[Signal]:
-    """Signals of a run's files, in the order in which they began."""
-    judge, waiting = Judge(config), sorted(evals, key=lambda result: result.step)
-    for row in rows:
-        # A run has the evaluation of a version soon after it is published.
-        while waiting and waiting[0].step < row["step"]:
-            judge.add(waiting.pop(0))
-        judge.add(row)
-    for result in waiting:
-        judge.add(result)
-    return judge.signals
+def _weights(signals: Sequence[Signal], of: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Weights of open signals by name: a cause has that of the heaviest that it brings about."""
+    weights = {one.name: _HEAVIER.index(one.weight) for one in signals if one.until is None}
+    for _ in of:  # a chain has at most as many links
+        for name, brought in of.items():
+            for cause in brought:
+                weights[cause] = max(weights[cause], weights[name])
+    return weights
 
 
 def ranked(signals: Iterable[Signal]) -> list[Signal]:
-    """Signals that go on first, of these the ones of runs that learn nothing, then the newest."""
-    return sorted(signals, key=lambda one: (one.until is not None, one.weight == "slow", -one.step))
+    """Signals that go on first, of these causes before what they bring about, then the heaviest."""
+    signals = [*signals]
+    of = causes(signals)
+    weights = _weights(signals, of)
+
+    def rank(one: Signal) -> tuple[bool, bool, int, int]:
+        return one.until is not None, one.name in of, -weights.get(one.name, 0), -one.step
+
+    return sorted(signals, key=rank)
 
 
 def with_times(signals: Iterable[Signal]) -> list[tuple[Signal, str]]:
@@ -356,49 +268,12 @@ def verdict(signals: Iterable[Signal]) -> str:
         >>> verdict([])
         ''
     """
-    still = [signal for signal in signals if signal.until is None]
-    if barren := [signal.line for signal in still if signal.weight != "slow"]:
+    still = ranked(signal for signal in signals if signal.until is None)
+    weights = _weights(still, of := causes(still))
+    still = [signal for signal in still if signal.name not in of]
+    if barren := [signal.line for signal in still if weights[signal.name]]:
         return f"but nothing was learned: {'. '.join(barren[:2])}"
     return f"but {'. '.join(signal.line for signal in still[:2])}" if still else ""
-
-
-def _check(found: object, config: GamesConfig) -> None:
-    """Raise ConfigError for what no records, files and command lines of a run could hold."""
-    if found is None:
-        return
-    if not isinstance(found, Finding):
-        raise ConfigError(f"returns {type(found).__name__}, and not a Finding or None")
-    for name in ("text", "mend"):
-        if not isinstance(getattr(found, name), str):
-            raise ConfigError(f"returns a Finding whose {name} is no text")
-    if found.weight not in get_args(Weight):
-        raise ConfigError(
-            f"returns a Finding whose weight is none of {', '.join(get_args(Weight))}"
-        )
-    if not isinstance(found.change, Mapping):
-        raise ConfigError("returns a Finding whose change is no mapping of keys to values")
-    for key, given in found.change.items():
-        if not isinstance(key, str) or not _has(config, key):
-            raise ConfigError(f"proposes to change {key!r}, which the configuration has not")
-        try:
-            json.dumps(given, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"proposes a value of {key} that is none: {error}") from None
-
-
-def _has(node: Any, key: str) -> bool:
-    """Whether a part of a configuration has a dotted key; names in mappings are the user's."""
-    head, _, rest = key.partition(".")
-    if isinstance(node, list) and head.isdigit() and int(head) < len(node):
-        return not rest or _has(node[int(head)], rest)
-    if is_dataclass(node) and hasattr(node, head):
-        return not rest or _has(getattr(node, head), rest)
-    return isinstance(node, dict)
-
-
-def _one_line(text: str) -> str:
-    """A text in one line, without the sign of a zero."""
-    return re.sub(r"(?<![\w.-])-(?=0(?:\.0+)?(?![\w.]))", "", " ".join(text.split()))
 
 
 def _number(found: Any) -> float | None:

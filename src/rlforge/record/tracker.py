@@ -23,11 +23,12 @@ from rlforge.record.files import (
     read_values,
     write_json,
 )
+from rlforge.record.judge import Judge
 from rlforge.record.metrics import Metrics, RecentGames, collection_rows, put_game
 from rlforge.record.progress import EngineRow, ExactRow, Pace, Progress, RunStatus, WinRateRow
 from rlforge.record.results import Alarm, ApiUsage, ExactResult, PoolSnapshot, Ratings, read_evals
 from rlforge.record.samples import sample_turns
-from rlforge.record.signals import Judge, Row, Signal
+from rlforge.record.signals import Row, Signal
 from rlforge.record.sinks import Sink, Sinks, check_sinks
 from rlforge.samples import UpdateResult
 from rlforge.system.checkpoint import list_checkpoints

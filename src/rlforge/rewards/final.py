@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from rlforge.types import GameRecord
 
@@ -102,6 +102,9 @@ class RoleAdvantage:
         >>> [transform.of_game(game.rewards, game, learned=[0]) for _ in range(2)]
         [{0: 1.0, 1: -1.0}, {0: 0.5, 1: -1.0}]
     """
+
+    # The baseline lags behind, so rewards after it differ where those before it are all the same.
+    is_baseline: ClassVar[bool] = True
 
     decay: float = 0.95
     order: Literal["subtract_then_update", "update_then_subtract"] = "subtract_then_update"

@@ -32,6 +32,8 @@ class RewardPipeline:
         self._stateful = {
             str(place): one for place, one in enumerate(self._final) if isinstance(one, Stateful)
         }
+        baselines = [getattr(one, "is_baseline", False) for one in self._final]
+        self._baseline = baselines.index(True) if True in baselines else None
         self._step: list[StepTransform] = build_stack(config.step, step, "rewards.step")
         self._sampling: list[SamplingTransform] = build_stack(
             config.sampling, sampling, "rewards.sampling"
@@ -158,6 +160,7 @@ class RewardPipeline:
             raw_reward=trajectory.final_reward,
             reward=reward,
             outcome_reward=outcome_reward,
+            before_baseline=None if self._baseline is None else final[self._baseline],
             rewards=rewards,
             policy_uid=turn.completion.policy_uid,
             policy_version=turn.completion.policy_version,

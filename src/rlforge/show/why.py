@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.config.overrides import assignments
-from rlforge.config.plugins import RUN_KINDS, SIGNALS
-from rlforge.errors import ConfigError, RlforgeError
+from rlforge.config.plugins import RUN_KINDS
+from rlforge.errors import RlforgeError
 from rlforge.record.game_files import GameIndex, read_games
 from rlforge.record.results import by_pairing
-from rlforge.record.signals import Signal, with_times
+from rlforge.record.signals import Signal, causes, condition_of, with_times
 from rlforge.show.formatting import number, percent
 from rlforge.show.report.charts import Series, thin
 from rlforge.show.report.data import RunData, load_run
@@ -63,8 +63,10 @@ class Why:
         results: Win rates over evaluations, by opponent.
         usual: Curves that say how a run without signals goes; empty where no update is recorded.
         no_games: Why there are no games to show; empty where there are.
-        change: Values to try, by key of the configuration.
+        change: Values to try, by key of the configuration; empty where a person must mend the
+            first cause.
         again: The command that tries them; empty where none is known.
+        causes: Names of signals that bring about another one, by the name of that one.
         damage: Sentences on what cannot be read.
     """
 
@@ -77,6 +79,7 @@ class Why:
     no_games: str
     change: Mapping[str, Any]
     again: str
+    causes: Mapping[str, Sequence[str]]
     damage: tuple[str, ...]
 
 
@@ -85,10 +88,12 @@ def explain(run_dir: Path) -> Why:
     run = load_run(run_dir)
     timed = with_times(run.signals)
     signals = [one for one, _ in timed]
+    of = causes(signals)
+    roots = [one for one in signals if one.until is None and one.name not in of]
     change: dict[str, Any] = {}
-    for one in signals:
-        if one.until is None:
-            change = {**one.change, **change}
+    # Where a person must mend the first cause, other values would be tried in vain.
+    for one in reversed(roots if roots and roots[0].change else []):
+        change = {**change, **one.change}
     try:
         games, no_games = _games(run, signals)
     except RlforgeError as error:  # a damaged file of games hides no curves
@@ -103,6 +108,7 @@ def explain(run_dir: Path) -> Why:
         no_games=no_games,
         change=change,
         again=_again(run.command, change),
+        causes=of,
         damage=tuple(run.warnings),
     )
 
@@ -122,7 +128,9 @@ def to_values(why: Why) -> dict[str, Any]:
         for game in why.games
     ]
     whole = {name: getattr(why, name) for name in ("verdict", "about", "results", "usual")}
-    rest = {name: getattr(why, name) for name in ("no_games", "change", "again", "damage")}
+    rest = {
+        name: getattr(why, name) for name in ("no_games", "change", "again", "causes", "damage")
+    }
     return {**whole, "signals": curves, "games": games, **rest}
 
 
@@ -199,12 +207,8 @@ def _again(command: str, change: Mapping[str, Any]) -> str:
 
 
 def _figures(signal: Signal) -> Sequence[str]:
-    try:
-        figures = SIGNALS.find(signal.condition).figures
-    except ConfigError:  # of a package that is not installed here
-        return ()
-    of = f"policies/{signal.policy}/" if signal.policy else ""
-    return [f"{of}{name}" for name in figures]
+    condition, of = condition_of(signal), f"policies/{signal.policy}/" if signal.policy else ""
+    return [f"{of}{name}" for name in condition.figures] if condition is not None else []
 
 
 def _curves(run: RunData, figures: Sequence[str]) -> Iterator[Curve]:
@@ -248,18 +252,6 @@ def _curve(name: str, figures: Sequence[Any], *, shares: bool = False) -> Iterat
 
 # ---------------------------------------------------------------- games
 
-_ENDINGS: Mapping[str, Callable[[GameIndex], bool]] = {
-    "turn_limit": lambda game: game.end_reason == "turn_limit",
-    "context_limit": lambda game: game.end_reason == "context_limit",
-    "time_limit": lambda game: game.end_reason == "timeout",
-    "failed_games": lambda game: game.error is not None,
-}
-_ANSWERS: Mapping[str, Callable[[Turn], bool]] = {
-    "cut_answers": lambda turn: turn.completion.finish_reason == "length",
-    "format": lambda turn: not turn.well_formed,
-    "illegal_moves": lambda turn: not turn.legal,
-}
-
 
 def _games(run: RunData, signals: Sequence[Signal]) -> tuple[list[Telling], str]:
     """The most telling games, the most telling signal's first; why there are none, else ''."""
@@ -299,30 +291,41 @@ def _in_turn(sources: list[Iterator[Telling]]) -> Iterator[Telling]:
 
 def _of_signal(run: RunData, newest: Sequence[GameIndex], signal: Signal) -> Iterator[Telling]:
     """Yield games that show a signal, the newest first."""
+    if (condition := condition_of(signal)) is None:
+        return
     during = [game for game in newest if _during(game, signal)]
-    if ends := _ENDINGS.get(signal.condition):
-        for record in _read(run, [game for game in during if ends(game)][:MOST_GAMES]):
-            said = record.error or f"{record.ending} at turn {len(record.turns)}"
-            yield Telling(why=f"{signal.name}: {said}", record=record, turns=(len(record.turns),))
-    elif wrong := _ANSWERS.get(signal.condition):
-        for record in _read(run, during[:_SEARCHED]):
-            turns = [
-                place
-                for place, turn in enumerate(record.turns, 1)
-                if turn.player_id in record.spec.trained and wrong(turn)
-            ]
-            if turns:
-                said = ", ".join(marks(record.turns[turns[0] - 1]))
-                yield Telling(why=f"{signal.name}: {said}", record=record, turns=tuple(turns))
-    elif signal.condition in ("no_advantage", "equal_rewards", "skipped_steps"):
+    if condition.turns is not None:
+        yield from _with_turns(run, during, signal.name, condition.turns)
+    elif condition.games == "alike":
         group, alike = _alike(during)
         yield from _whole(run, group, signal.name, alike)
-    elif signal.name == "no_batch":
-        yield from _whole(run, during, signal.name, "one of the games without a batch")
-    elif signal.condition == "below_start":
+    elif condition.games == "any":
+        yield from _whole(run, during, signal.name, "one of the games meanwhile")
+    elif condition.games == "lost":
         for rival, env in _below(run):
             lost = [one for one in _ended(newest, "eval", "loss", rival) if one.spec.env_id == env]
             yield from _whole(run, lost, signal.name, f"lost against {rival}")
+    elif condition.games is not None:
+        shown = [game for game in during if condition.games(game)][:MOST_GAMES]
+        for record in _read(run, shown):
+            said = record.error or f"{record.ending} at turn {len(record.turns)}"
+            yield Telling(why=f"{signal.name}: {said}", record=record, turns=(len(record.turns),))
+
+
+def _with_turns(
+    run: RunData, games: Sequence[GameIndex], name: str, wrong: Callable[[Turn], bool]
+) -> Iterator[Telling]:
+    """Yield games with turns of a trained player that are wrong."""
+    for record in _read(run, games[:_SEARCHED]):
+        turns = [
+            (at, turn)
+            for at, turn in enumerate(record.turns, 1)
+            if turn.player_id in record.spec.trained and wrong(turn)
+        ]
+        if turns:
+            said = ", ".join(marks(turns[0][1]))
+            why = f"{name}: {said}" if said else name
+            yield Telling(why=why, record=record, turns=tuple(at for at, _ in turns))
 
 
 def _usual(run: RunData, newest: Sequence[GameIndex]) -> Iterator[Telling]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -36,7 +38,7 @@ def pieces(why: Why, run_dir: Path) -> Iterator[RenderableType]:
         yield Text("\nNo signal that the run learns less than it could.")
     for signal, when, curves in why.signals:
         yield ""
-        yield from _signal(signal, when)
+        yield from _signal(signal, when, why.causes.get(signal.name, ()), run_dir)
         if curves:
             yield _table("figure", curves)
     if why.usual:
@@ -48,14 +50,24 @@ def pieces(why: Why, run_dir: Path) -> Iterator[RenderableType]:
     yield from _next(why, open_ones, run_dir)
 
 
-def _signal(signal: Signal, when: str) -> Iterator[RenderableType]:
+def _signal(
+    signal: Signal, when: str, brought: Sequence[str], run_dir: Path
+) -> Iterator[RenderableType]:
     ended = signal.until is not None
     style = "dim" if ended else "yellow" if signal.weight == "slow" else "bold red"
     yield Text.assemble((f" {signal.name} ", f"{style} reverse"), (f"  {when}", "dim"))
     yield Text(f"{signal.text[:1].upper()}{signal.text[1:]}.", "dim" if ended else "")
-    yield Text(f"what to change: {signal.mend}", "dim" if ended else "")
+    if brought and not ended:
+        yield Text(f"follows from: {', '.join(brought)}")
+        return
+    yield Text(f"what to change: {_mend(signal, run_dir)}", "dim" if ended else "")
     if signal.change and not ended:
         yield _command(assignments(signal.change))
+
+
+def _mend(signal: Signal, run_dir: Path) -> str:
+    """The mend, whose commands are of this run."""
+    return re.sub(r"\bRUN(?=`| )", lambda _: shlex.quote(str(run_dir)), signal.mend)
 
 
 def _table(name: str, curves: Sequence[Curve]) -> RenderableType:
@@ -83,8 +95,12 @@ def _next(why: Why, open_ones: Sequence[Signal], run_dir: Path) -> Iterator[Rend
     name = "what to change" if open_ones else "further"
     yield Rule(Text(name, "bold"), align="left", characters="━")
     for signal in open_ones:
-        values = f" ({assignments(signal.change)})" if signal.change else ""
-        yield Text.assemble((f"{signal.name}: ", "bold"), signal.mend, (values, "cyan"))
+        brought = why.causes.get(signal.name)
+        said = f"follows from {', '.join(brought)}" if brought else _mend(signal, run_dir)
+        values = f" ({assignments(signal.change)})" if signal.change and not brought else ""
+        yield Text.assemble((f"{signal.name}: ", "bold"), said, (values, "cyan"))
+    if open_ones and not why.change:
+        yield Text(f"No value of a key mends {open_ones[0].name}: it takes the step above.")
     if why.again:
         yield Text("to try it:")
         yield _command(why.again)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlforge.record.signals import Condition, Finding, Seen, Weight
+from rlforge.record.signals import Condition, Finding, Seen, Shown, Weight
 
 #: From this share on, a share is all but a few.
 _ALL = 0.99
@@ -18,9 +18,15 @@ _EACH = 0.9995
 Check = Callable[[Seen, float], Finding | None]
 
 
-def condition(about: str, threshold: float, *figures: str) -> Callable[[Check], Condition]:
+def condition(
+    about: str,
+    threshold: float,
+    *figures: str,
+    explains: tuple[str, ...] = (),
+    games: Shown | None = None,
+) -> Callable[[Check], Condition]:
     """Make a ``Condition`` of a check."""
-    return lambda check: Condition(about, threshold, figures, check)
+    return lambda check: Condition(about, threshold, figures, check, explains, games)
 
 
 def of_all(share: float) -> str:

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlforge.config.games import EnvEntry
+from rlforge.config.plugins import ALGORITHMS
 from rlforge.config.schema import GamesConfig
 from rlforge.record import remedies
 from rlforge.record.conditions import condition, of_all, weight_of
 from rlforge.record.signals import SPAN, Finding, Seen
 from rlforge.types import EnvSpec
 
+#: Conditions of games that all end alike.
+_ALL_ALIKE = ("equal_rewards", "no_advantage")
 #: Updates over which figures of speed are taken: they vary with what else the machine does.
 _FEW = 2
 #: Entropy of answers, as a share of that of the legal moves, up to which they hardly differ.
@@ -21,6 +24,10 @@ _ALIKE = 0.35
 _RISING = 0.5
 #: Share of a gradient to which it may be cut: Adam evens out all but the smallest ones.
 _CUT = 1e-3
+#: Nats a token by which a usual update moves a policy, and those to aim at from far away.
+_USUAL_MOVE, _FAR_AIM = 1e-4, 1e-2
+#: Most by which another rate is larger or smaller.
+_MOST_FACTOR = 1000.0
 
 
 def _rate(seen: Seen) -> str:
@@ -50,7 +57,13 @@ def _narrow(seen: Seen) -> tuple[Mapping[str, Any], str]:
     return wider, f"answers hardly differ: change {named}" if named else ""
 
 
-@condition("share of samples without an advantage", 0.9, "no_advantage_share")
+@condition(
+    "share of samples without an advantage",
+    0.9,
+    "no_advantage_share",
+    explains=("skipped_steps", "no_gradient", "not_moved"),
+    games="alike",
+)
 def no_advantage(seen: Seen, threshold: float) -> Finding | None:
     share = seen.now("no_advantage_share")
     if share is None or share < threshold:
@@ -71,6 +84,8 @@ def no_advantage(seen: Seen, threshold: float) -> Finding | None:
     "largest less least of the rewards that are trained on, at most",
     0.0,
     *("reward_spread", "raw_reward_spread", "reward_mean"),
+    explains=("no_advantage", "skipped_steps", "no_gradient", "not_moved"),
+    games="alike",
 )
 def equal_rewards(seen: Seen, threshold: float) -> Finding | None:
     spread = seen.now("reward_spread")
@@ -82,8 +97,10 @@ def equal_rewards(seen: Seen, threshold: float) -> Finding | None:
         usual = "`rlforge sft` teaches a start that gains something, or take easier games (env)"
     else:
         usual = "choose opponents that win some games and lose some (pool), or other games (env)"
+        wider = wider or remedies.opponents(seen.config)
     if (raw := seen.now("raw_reward_spread")) is not None and raw > threshold:
-        mend, wider = "the games pay differently, and rewards make it the same: mend rewards", {}
+        mend = "the games pay differently, and rewards make it the same: mend rewards"
+        wider = remedies.rewards(seen.config)
     return Finding(
         text="all rewards of a batch are equal", mend=mend or usual, weight="barren", change=wider
     )
@@ -94,7 +111,7 @@ def _one_team(entry: EnvEntry) -> bool:
     return entry.num_players == 1 or EnvSpec(**rules).won_by == "all"
 
 
-@condition("norm of the gradient, at most", 1e-12, "grad_norm", "loss")
+@condition("norm of the gradient, at most", 1e-12, "grad_norm", "loss", explains=("not_moved",))
 def no_gradient(seen: Seen, threshold: float) -> Finding | None:
     norm = seen.now("grad_norm")
     # A step that was skipped has no gradient, and signals of its own.
@@ -109,7 +126,13 @@ def no_gradient(seen: Seen, threshold: float) -> Finding | None:
     )
 
 
-@condition("share of the last ten updates without a step", 0.5, "skipped_no_signal")
+@condition(
+    "share of the last ten updates without a step",
+    0.5,
+    "skipped_no_signal",
+    explains=("no_gradient", "not_moved"),
+    games="alike",
+)
 def skipped_steps(seen: Seen, threshold: float) -> Finding | None:
     share = seen.mean("skipped_no_signal")
     if share is None or share < threshold:
@@ -123,19 +146,29 @@ def skipped_steps(seen: Seen, threshold: float) -> Finding | None:
     )
 
 
-@condition("steps of an update that are not finite", 1, "nonfinite_steps", "grad_norm")
+@condition(
+    "steps of an update that are not finite",
+    1,
+    *("nonfinite_steps", "grad_norm"),
+    explains=("not_moved",),
+)
 def nan_steps(seen: Seen, threshold: float) -> Finding | None:
     steps = seen.now("nonfinite_steps")
     if steps is None or steps < threshold or steps == 0:
         return None
-    every = seen.now("grad_norm") is None
+    every, algorithm = seen.now("grad_norm") is None, seen.config.algorithm.name
+    mend = (
+        f"lower learner.learning_rate={_rate(seen)}, and go on from a version before "
+        "(learner.initial_adapter)"
+    )
+    if plugged := not ALGORITHMS.has_own(algorithm):
+        mend = f"is the loss of algorithm.name={algorithm} finite for its last batch? else {mend}"
     return Finding(
         text=f"{'all' if every else f'{steps:.0f}'} optimizer steps of an update are skipped: loss "
         "or gradient is not finite",
-        mend=f"lower learner.learning_rate={_rate(seen)}, and go on from "
-        "a version before (learner.initial_adapter)",
+        mend=mend,
         weight="final" if every else "slow",
-        change=remedies.rate(seen.config, 0.1),
+        change={} if plugged else remedies.rate(seen.config, 0.1),
     )
 
 
@@ -170,7 +203,8 @@ def not_moved(seen: Seen, threshold: float) -> Finding | None:
             weight="barren",
             change=remedies.clip(seen.config),
         )
-    factor = 100 if moved < threshold / 100 else 10
+    # A small step moves the policy by the square of its rate.
+    factor = min(_MOST_FACTOR, math.sqrt(_USUAL_MOVE / moved)) if moved > 0 else _MOST_FACTOR
     return Finding(
         text=text,
         mend=f"raise learner.learning_rate={_rate(seen)}",
@@ -193,7 +227,12 @@ def _long_warmup(seen: Seen, threshold: float = _RISING) -> bool:
     return last is None or seen.config.learner.warmup_updates > threshold * last
 
 
-@condition("nats a token by which an update moves the policy", 2.0, "moved", "clip_fraction")
+@condition(
+    "nats a token by which an update moves the policy",
+    2.0,
+    *("moved", "clip_fraction"),
+    explains=("nan_steps", "importance", "clipped"),
+)
 def moved_far(seen: Seen, threshold: float) -> Finding | None:
     moved = seen.now("moved")
     if moved is None or moved < threshold:
@@ -202,11 +241,17 @@ def moved_far(seen: Seen, threshold: float) -> Finding | None:
     return Finding(
         text=f"an update moves the policy by {size} nats a token",
         mend=f"lower learner.learning_rate={_rate(seen)}, learner.epochs or optimizer_steps",
-        change=remedies.rate(seen.config, 0.1),
+        # So far away a step no longer grows by the square of its rate.
+        change=remedies.rate(seen.config, max(1 / _MOST_FACTOR, _FAR_AIM / moved)),
     )
 
 
-@condition("gap of engine's and learner's log-probs, in nats", 0.03, "logprob_gap_mean")
+@condition(
+    "gap of engine's and learner's log-probs, in nats",
+    0.03,
+    "logprob_gap_mean",
+    explains=("importance", "clipped"),
+)
 def logprob_gap(seen: Seen, threshold: float) -> Finding | None:
     gap = seen.now("logprob_gap_mean")
     # Engines that leave out tokens draw the others more often than the learner has it, by design.
@@ -216,10 +261,16 @@ def logprob_gap(seen: Seen, threshold: float) -> Finding | None:
         text=f"log-probs of engine and learner differ by {gap:.2g} nats in the mean",
         mend="they should agree: compare engine=transformers, model.dtype=float32 and "
         "engine.temperature=1 with what is set",
+        change=remedies.agreeing(seen.config),
     )
 
 
-@condition("distance of mean importance weights from 1", 0.5, "importance_weight_mean", "lag_mean")
+@condition(
+    "distance of mean importance weights from 1",
+    0.5,
+    *("importance_weight_mean", "lag_mean"),
+    explains=("clipped",),
+)
 def importance(seen: Seen, threshold: float) -> Finding | None:
     mean = seen.now("importance_weight_mean")
     if mean is None or abs(mean - 1) < threshold:
@@ -254,8 +305,8 @@ def clipped(seen: Seen, threshold: float) -> Finding | None:
 @condition(
     "entropy of answers in the first ten updates, as a share of that of the legal moves, at most",
     _ALIKE,
-    "answer_entropy",
-    "info/legal_actions",
+    *("answer_entropy", "info/legal_actions"),
+    explains=(*_ALL_ALIKE, "moved_far", "importance", "clipped"),
 )
 def low_entropy(seen: Seen, threshold: float) -> Finding | None:
     share = _share_of_choices(seen)
@@ -275,16 +326,24 @@ def low_entropy(seen: Seen, threshold: float) -> Finding | None:
     )
 
 
-@condition("entropy, as a share of that of random tokens", 0.97, "entropy_share", "entropy")
+@condition(
+    "entropy, as a share of that of random tokens",
+    0.97,
+    *("entropy_share", "entropy"),
+    explains=("cut_answers", "format", "illegal_moves", *_ALL_ALIKE, "one_seat"),
+)
 def high_entropy(seen: Seen, threshold: float) -> Finding | None:
     share = seen.now("entropy_share")
     if share is None or share < threshold:
         return None
+    colder = remedies.colder(seen.config)
     return Finding(
         text=f"answers are all but random tokens (entropy is {share:.0%} of the most)",
-        mend=f"lower engine.temperature={seen.config.engine.temperature:g}; does the model load "
-        "with its weights?",
-        change=remedies.colder(seen.config),
+        mend=f"lower engine.temperature={seen.config.engine.temperature:g}"
+        if colder
+        else f"does model.name={seen.config.model.name} load with its weights? a model that has "
+        "learned nothing yet needs `rlforge sft` first",
+        change=colder,
     )
 
 
@@ -323,7 +382,9 @@ def thrown_away(seen: Seen, threshold: float) -> Finding | None:
     )
 
 
-@condition("share of samples beyond learner.max_train_len", 0.1, "samples_too_long")
+@condition(
+    "share of samples beyond learner.max_train_len", 0.1, "samples_too_long", explains=("no_batch",)
+)
 def too_long(seen: Seen, threshold: float) -> Finding | None:
     long, samples = seen.now("samples_too_long") or 0.0, seen.now("samples") or 0.0
     if not long or (share := long / (long + samples)) < threshold:
@@ -336,7 +397,7 @@ def too_long(seen: Seen, threshold: float) -> Finding | None:
     )
 
 
-@condition("share of updates in which the rate rises", _RISING, "lr")
+@condition("share of updates in which the rate rises", _RISING, "lr", explains=("not_moved",))
 def warmup(seen: Seen, threshold: float) -> Finding | None:
     rises, last = seen.config.learner.warmup_updates, seen.config.total_updates
     # A run that short is a trial.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from rlforge.config.per_policy import policy_names
 from rlforge.record import remedies
@@ -21,6 +21,8 @@ _GAMES = 16
 _NAMED = 2
 
 What = Callable[[Seen, str], tuple[str, str, Change]]
+#: Conditions of games that end before they are decided, or by the first answer.
+_UNDECIDED = ("equal_rewards", "no_advantage", "one_seat", "no_batch")
 
 
 def share_of(
@@ -31,6 +33,7 @@ def share_of(
     *,
     inverse: bool = False,
     lasting: bool = False,
+    **shown: Any,
 ) -> Callable[[What], Condition]:
     """A condition of the environments where it holds for a share of the games, or of the answers.
 
@@ -40,6 +43,7 @@ def share_of(
         name: Figure of its training games.
         inverse: The share is 1 less the figure.
         lasting: Once it holds for all, it does so to the end.
+        shown: Further fields of the ``Condition``.
     """
 
     def made(what: What) -> Condition:
@@ -61,7 +65,7 @@ def share_of(
                 change={key: new for _, _, change in named.values() for key, new in change.items()},
             )
 
-        return Condition(about, threshold, (f"*/{name}",), check)
+        return Condition(about, threshold, (f"*/{name}",), check, **shown)
 
     return made
 
@@ -79,14 +83,29 @@ def _sentence(of: str, named: Sequence[tuple[str, float, str]]) -> str:
     return ", and ".join(clauses) + (f", and {more} more" if more > 0 else "")
 
 
-@share_of("games", "share of games cut by max_turns", 0.5, "turn_limit_rate", lasting=True)
+@share_of(
+    "games",
+    "share of games cut by max_turns",
+    0.5,
+    "turn_limit_rate",
+    lasting=True,
+    explains=_UNDECIDED,
+    games=lambda game: game.end_reason == "turn_limit",
+)
 def turn_limit(seen: Seen, env: str) -> tuple[str, str, Change]:
     limits = {entry.max_turns for entry in seen.config.env.train if entry.id == env}
     at = f"max_turns={limits.pop()}" if len(limits) == 1 else "their turn limit"
     return f"are cut at {at}", "raise max_turns in env.train", remedies.turns(seen.config, env)
 
 
-@share_of("games", "share of games cut by timeout_s", 0.5, "timeout_rate")
+@share_of(
+    "games",
+    "share of games cut by timeout_s",
+    0.5,
+    "timeout_rate",
+    explains=_UNDECIDED,
+    games=lambda game: game.end_reason == "timeout",
+)
 def time_limit(seen: Seen, env: str) -> tuple[str, str, Change]:
     limits = {entry.timeout_s for entry in seen.config.env.train if entry.id == env}
     at = f"timeout_s={limits.pop():g}" if len(limits) == 1 else "their time limit"
@@ -98,7 +117,13 @@ def time_limit(seen: Seen, env: str) -> tuple[str, str, Change]:
 
 
 @share_of(
-    "games", "share of games that exceed the context", 0.5, "context_limit_rate", lasting=True
+    "games",
+    "share of games that exceed the context",
+    0.5,
+    "context_limit_rate",
+    lasting=True,
+    explains=_UNDECIDED,
+    games=lambda game: game.end_reason == "context_limit",
 )
 def context_limit(seen: Seen, env: str) -> tuple[str, str, Change]:
     return (
@@ -109,12 +134,27 @@ def context_limit(seen: Seen, env: str) -> tuple[str, str, Change]:
     )
 
 
-@share_of("games", "share of games that fail", 0.25, "failed_rate", lasting=True)
+@share_of(
+    "games",
+    "share of games that fail",
+    0.25,
+    "failed_rate",
+    lasting=True,
+    explains=_UNDECIDED,
+    games=lambda game: game.error is not None,
+)
 def failed_games(seen: Seen, env: str) -> tuple[str, str, Change]:
     return "fail", "logs/collector-0.log names the error", {}
 
 
-@share_of("answers", "share of answers cut by engine.max_tokens", 0.5, "truncated_rate")
+@share_of(
+    "answers",
+    "share of answers cut by engine.max_tokens",
+    0.5,
+    "truncated_rate",
+    explains=("format", "illegal_moves", *_UNDECIDED),
+    turns=lambda turn: turn.completion.finish_reason == "length",
+)
 def cut_answers(seen: Seen, env: str) -> tuple[str, str, Change]:
     tokens = seen.config.engine.max_tokens
     return (
@@ -125,7 +165,13 @@ def cut_answers(seen: Seen, env: str) -> tuple[str, str, Change]:
 
 
 @share_of(
-    "answers", "share of answers that are not in the form", 0.9, "format_success", inverse=True
+    "answers",
+    "share of answers that are not in the form",
+    0.9,
+    "format_success",
+    inverse=True,
+    explains=("illegal_moves", *_UNDECIDED),
+    turns=lambda turn: not turn.well_formed,
 )
 def format(seen: Seen, env: str) -> tuple[str, str, Change]:
     return (
@@ -137,7 +183,14 @@ def format(seen: Seen, env: str) -> tuple[str, str, Change]:
     )
 
 
-@share_of("answers", "share of illegal moves", 0.9, "invalid_rate")
+@share_of(
+    "answers",
+    "share of illegal moves",
+    0.9,
+    "invalid_rate",
+    explains=_UNDECIDED,
+    turns=lambda turn: not turn.legal,
+)
 def illegal_moves(seen: Seen, env: str) -> tuple[str, str, Change]:
     return (
         "are no legal moves",
@@ -146,7 +199,7 @@ def illegal_moves(seen: Seen, env: str) -> tuple[str, str, Change]:
     )
 
 
-@condition("games that end without a batch, as a multiple of its samples", 2.0)
+@condition("games that end without a batch, as a multiple of its samples", 2.0, games="any")
 def no_batch(seen: Seen, threshold: float) -> Finding | None:
     games, samples = seen.now("games_without_batch"), seen.now("buffer_size")
     if not games or games < threshold * seen.batch_games:
@@ -172,6 +225,7 @@ def one_seat(seen: Seen, threshold: float) -> Finding | None:
     return Finding(
         text=f"{of_all(share)} samples are of one seat: the policy does not learn the others",
         mend="leave the seats of policies out, so that it plays all",
+        change=remedies.seats(seen.config),
     )
 
 
@@ -190,7 +244,7 @@ def one_opponent(seen: Seen, threshold: float) -> Finding | None:
     )
 
 
-@condition("evaluations in a row below the start", 3)
+@condition("evaluations in a row below the start", 3, games="lost")
 def below_start(seen: Seen, threshold: float) -> Finding | None:
     for (env, opponent), results in seen.evals.items():
         start, *later = results
@@ -201,8 +255,9 @@ def below_start(seen: Seen, threshold: float) -> Finding | None:
             return Finding(
                 text=f"{len(last)} evaluations of {env} against {opponent} are below the start "
                 f"({last[-1].win_rate:.0%} wins instead of {start.win_rate:.0%})",
-                mend="is the reward what it should be (rewards)? lower learner.learning_rate",
-                change=remedies.rate(seen.config, 0.3),
+                mend="is the reward what it should be (rewards)? else lower learner.learning_rate",
+                # A reward of one's own is the likelier cause, and at another rate it stays one.
+                change=remedies.rewards(seen.config) or remedies.rate(seen.config, 0.3),
             )
     return None
 

@@ -26,8 +26,8 @@ from rlforge.models.load import load_decoder
 from rlforge.record.digests import digest_of_batch
 from rlforge.record.files import RunPaths
 from rlforge.record.game_files import GameWriter
+from rlforge.record.judge import Judge
 from rlforge.record.results import ApiUsage, PoolSnapshot
-from rlforge.record.signals import Judge
 from rlforge.record.tracker import Tracker
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.collector import learned_episodes

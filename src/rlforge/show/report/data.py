@@ -15,8 +15,9 @@ from rlforge.errors import ConfigError, DamagedError, RlforgeError
 from rlforge.record.analyses import Analysis, read_analyses
 from rlforge.record.files import RunPaths, open_run, read_intact, read_json, value_in, values_in
 from rlforge.record.game_files import GameIndex, index_games
+from rlforge.record.judge import judged
 from rlforge.record.results import Alarm, ExactResult, PoolSnapshot, Ratings
-from rlforge.record.signals import Signal, judged
+from rlforge.record.signals import Signal
 from rlforge.record.status import read_summary, why_it_ended
 from rlforge.system.files import reading
 from rlforge.types import EvalResult, value
