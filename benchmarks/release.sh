@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 unset PYTHONDONTWRITEBYTECODE # else every process of every run compiles the package again
 export CI=true # hypothesis then tries the same examples every time
 
-ALL=(first_day wheel container deploy notebooks matrix machines services ends vllm slow skill)
+ALL=(first_day wheel container deploy notebooks matrix machines services page ends vllm slow skill)
 
 environment() { # the one of development, as .ci/run makes it
   [ -x .venv/bin/rlforge ] && return
@@ -35,6 +35,8 @@ services() { # sinks of services; they take other versions of packages than cons
   beside services 'trackio>=0.43' 'mlflow-skinny>=3.17' &&
     .venv-services/bin/python -m pytest -m release tests/plugins
 }
+
+page() { tests -n0 tests/continuous/serving/test_browser.py; } # in Debian's chromium, which apt-get installs
 
 # Signals × phases × kinds of commands, and a sweep whose jobs run side by side.
 ends() {

@@ -166,7 +166,9 @@ def test_a_group_is_shown_with_its_options_and_keys(rlforge):
 
 def test_environments_are_listed_with_the_models_that_play_them(rlforge):
     words = " ".join(rlforge("list", "envs").out.split())
-    assert re.search(r"tictactoe TicTacToe by TextArena\. Models: all but tiny_market\.", words)
+    assert re.search(
+        r"tictactoe TicTacToe by TextArena\. Models: all but tiny_market, tiny_social\.", words
+    )
     assert re.search(r"market Two seats [^.]*\. Models: all but tiny\.", words)
 
 
@@ -278,9 +280,9 @@ def test_models_lists_every_option_and_which_exist_here(rlforge, monkeypatch, tm
 
     monkeypatch.setenv("RLFORGE_CACHE", "cache")
     before = rlforge("models").out
-    for option in ("hf", "qwen3_1p7b_base", "smollm2_135m", "tiny", "tiny_market"):
+    for option in ("hf", "qwen3_1p7b_base", "smollm2_135m", "tiny", "tiny_market", "tiny_social"):
         assert re.search(rf"^{option} +\w", before, re.MULTILINE)
-    assert before.count("made on first use") == 3
+    assert before.count("made on first use") == 4
     (tmp_path / "cache" / "tiny-of-an-older-recipe").mkdir(parents=True)
     assert rlforge("models").out == before
     (tmp_path / "cache" / f"tiny-{TINY.digest()}").mkdir()

@@ -20,7 +20,7 @@ class _Checked(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
         self.seen.append(tag)
-        if tag != "meta":
+        if tag not in ("meta", "link", "input"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:

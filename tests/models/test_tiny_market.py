@@ -16,8 +16,11 @@ from rlforge.continuous.loop.tiny_market import (
     PROMPT_WORDS,
     RECIPE,
     TINY_MARKET,
+    TINY_SOCIAL,
+    SocialMarket,
     WarmupMarket,
 )
+from rlforge.continuous.market.compact import compact_vocabulary
 from rlforge.continuous.market.game import env_ids
 from rlforge.games.registry import make_game
 from rlforge.models import made as kinds
@@ -75,11 +78,16 @@ def test_random_markets_offer_every_answer(states):
     assert {state.view.player_id for state in states} == set(range(12))
 
 
-def test_facts_name_the_words_of_the_prompt(states):
+@pytest.mark.parametrize("social", [False, True])
+def test_facts_name_the_words_of_the_prompt(states, social):
+    words, answers = compact_vocabulary(social=social)
+    if social:
+        states = SocialMarket(accounts=2, games=3, batch_size=1).play(0.5, seed=7)
     for state in states:
         assert state.view.board is not None
-        held = {word for word, there in zip(PROMPT_WORDS, state.facts[1:], strict=True) if there}
+        held = {word for word, there in zip(words, state.facts[1:], strict=True) if there}
         assert held == set(state.view.board.split())
+        assert {*state.view.legal_actions} <= {*answers}
 
 
 def test_facts_tell_how_the_market_in_focus_ends():
@@ -130,6 +138,8 @@ def test_the_two_tiny_models_have_separate_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("RLFORGE_CACHE", str(tmp_path))
     # Recorded studies used exactly this model.
     assert kinds.TINY.cache_name == "tiny-0f17f27402"
+    assert TINY_MARKET.cache_name == "tiny_market-d7b8fa9d13"
+    assert TINY_SOCIAL.cache_name.startswith("tiny_social-")
     folder = tmp_path / TINY_MARKET.cache_name
     assert TINY.digest() not in folder.name
     config = ModelConfig(kind="tiny_market")

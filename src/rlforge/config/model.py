@@ -77,8 +77,8 @@ _NO_FLOAT16 = LeftOut(
 class ModelConfig(Group):
     """The language model that plays (group ``model``)."""
 
-    #: ``tiny`` (for games) and ``tiny_market``, trained on this machine at first use,
-    #: ``smollm2_135m`` (from a package), ``hf``, or one of your own.
+    #: ``tiny`` (for games), ``tiny_market`` and ``tiny_social``, trained on this machine at first
+    #: use, ``smollm2_135m`` (from a package), ``hf``, or one of your own.
     kind: str = "hf"
     #: Hugging Face id or local directory; only for ``kind: hf``.
     name: Text | None = None

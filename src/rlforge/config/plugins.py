@@ -169,6 +169,7 @@ MODELS = Kind(
         "hf": "rlforge.models.load:resolve_model",
         "tiny": "rlforge.models.made:TINY",
         "tiny_market": "rlforge.continuous.loop.tiny_market:TINY_MARKET",
+        "tiny_social": "rlforge.continuous.loop.tiny_market:TINY_SOCIAL",
         "smollm2_135m": "rlforge.models.made:SMOLLM2_135M",
     },
     needs=("cache_name", "create"),

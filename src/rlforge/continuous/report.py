@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
 
-from rlforge.show.formatting import count, duration, number, percent, points
+from rlforge.continuous.decisions.records import PROBLEM, Decision
+from rlforge.show.formatting import NOTHING, count, duration, number, percent, points
 from rlforge.show.report import curves
 from rlforge.show.report.charts import COLOURS, NOISE, Chart, Series
 from rlforge.show.report.data import Row, RunData
 from rlforge.show.report.page import render
 from rlforge.statistics import significant
 from rlforge.system.files import reading
+from rlforge.system.values import json_ready
 from rlforge.types import value
 
 #: Figures of a comparison: label and format.
@@ -69,11 +71,16 @@ _NEEDED = (
 )
 
 
-def page(run: RunData) -> str:
-    """The page of a run; DamagedError for a window without what the page shows of every one."""
+def check_windows(run: RunData) -> None:
+    """Raise DamagedError for a window without what pages show of every one."""
     with reading(run.paths.windows, "put a copy in its place, or remove the line of that window"):
         for row in run.windows:
             itemgetter(*_NEEDED)(row)
+
+
+def page(run: RunData) -> str:
+    """The page of a run; DamagedError as of ``check_windows``."""
+    check_windows(run)
     return render(
         "continuous/report.html.jinja",
         run=run,
@@ -82,10 +89,67 @@ def page(run: RunData) -> str:
         results=results(run),
         emerged=emerged(run.windows),
         behaviour=behaviour(run),
+        talk=any("social/team_agents" in row for row in run.windows),
         learning=curves.learner(run),
         scores=scores(run),
+        WINDOW_HEADS=WINDOW_HEADS,
+        window_row=window_row,
         json=json,
     )
+
+
+#: Heads of ``window_row``, the first three of texts.
+WINDOW_HEADS = (
+    *("window", "outcome", "version", "agents", "decisions", "reward", "above the control"),
+    *("selected", "loss", "KL", "minutes"),
+)
+
+
+def window_row(row: Row) -> list[str]:
+    """The cells of a window, below ``WINDOW_HEADS``."""
+    above, bounds = row.get("reward_difference"), NOTHING
+    if above is not None:
+        bounds = f"{above:+.3f}"
+        if (low := row["reward_difference_low"]) is not None:
+            bounds += f" ({low:+.3f} to {row['reward_difference_high']:+.3f})"
+    return [
+        row["window_id"],
+        row["reason"] or ("deployed" if row["deployment_success"] else ""),
+        row["version"] or NOTHING,
+        count(row["agents"]),
+        count(row["trajectories"]),
+        number(row["avg_reward"], 3),
+        bounds,
+        count(row["high_score_count"]),
+        number(row["training_loss"], 3),
+        number(row["kl_divergence"], 3),
+        number(row["duration_minutes"], 3),
+    ]
+
+
+def decision_row(
+    decision: Decision, kind: str, score: float | None = None, explanation: str = ""
+) -> Row:
+    """Facts that pages show of a decision of a model. kind: a word on it."""
+    completion, result = decision.completion, decision.result
+    assert completion is not None, "it is of a model"
+    row: Row = json_ready(
+        {
+            "kind": kind,
+            "agent": decision.agent_id,
+            "version": completion.policy_uid,
+            "time": decision.timestamp,
+            "observation": decision.observation,
+            "answer": completion.text,
+            "action": {key: part for key, part in decision.action.items() if key != PROBLEM},
+            "problem": decision.action.get(PROBLEM),
+            "reward": decision.reward,
+            "profit": None if result is None or not result.investment else result.pnl,
+            "score": score,
+            "explanation": explanation,
+        }
+    )
+    return row
 
 
 def tiles(run: RunData) -> dict[str, str]:

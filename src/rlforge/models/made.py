@@ -25,7 +25,8 @@ class MadeModel:
     Attributes:
         cache_name: Name of its folder in the cache; a change makes the model again.
         create: Writes a Hugging Face model with its tokenizer into an empty folder.
-        reads: Compact boards that it was made to play from; ``text``: anything.
+        reads: Compact boards that it was made to play from; ``social``: of all markets; ``text``:
+            anything.
         takes: Time that this takes, in words.
 
     Example: a kind of your own, for ``model.kind=mine:COPY``:
@@ -37,7 +38,7 @@ class MadeModel:
 
     cache_name: str
     create: Callable[[Path, Progress], None]
-    reads: Literal["text", "games", "market"] = "text"
+    reads: Literal["text", "games", "market", "social"] = "text"
     takes: str = "a while"
 
     @property
@@ -46,8 +47,8 @@ class MadeModel:
         return cache_dir() / self.cache_name
 
     def knows(self, subject: str) -> bool:
-        """Whether it reads a subject, ``games`` or ``market``."""
-        return self.reads in ("text", subject)
+        """Whether it reads a subject: ``games``, ``market`` or ``social``."""
+        return self.reads in ("text", subject) or (self.reads, subject) == ("social", "market")
 
     def make(self, progress: Progress) -> Path:
         """The folder, filled on the first call; other processes wait for that."""
@@ -77,7 +78,9 @@ def _create_tiny(own: recipe.TinyRecipe, folder: Path, progress: Progress) -> No
     create_tiny(folder, own, progress)
 
 
-def tiny(kind: str, own: recipe.TinyRecipe, reads: Literal["games", "market"]) -> MadeModel:
+def tiny(
+    kind: str, own: recipe.TinyRecipe, reads: Literal["games", "market", "social"]
+) -> MadeModel:
     """A model that is trained from nothing by a recipe."""
     name, create = f"{kind}-{own.digest()}", partial(_create_tiny, own)
     return MadeModel(cache_name=name, create=create, reads=reads, takes="about a minute")

@@ -129,17 +129,20 @@ def prompt_problems(composed: Composed[PolicyConfig], key: str, name: str) -> Pr
 
 
 def reader_problems(
-    composed: Composed[PolicyConfig], key: str, subject: Literal["games", "market"], what: str
+    composed: Composed[PolicyConfig],
+    key: str,
+    subject: Literal["games", "market", "social"],
+    what: str,
 ) -> Problems:
     """The problem of a model that was made for something else than ``what``.
 
-    key: configuration key of ``what``. subject: whether that is a game or a market.
+    key: configuration key of ``what``. subject: games, markets, or those with ``market.social``.
     """
     kind = composed.config.model.kind
     made = made_model(kind)
     if made is None or made.knows(subject):
         return
-    own = {"games": "tiny", "market": "tiny_market"}[subject]
+    own = {"games": "tiny", "market": "tiny_market", "social": "tiny_social"}[subject]
     yield composed.error(
         key,
         f"the model {kind} does not know the words of {what}, and would learn nothing; use "

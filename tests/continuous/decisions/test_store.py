@@ -102,9 +102,9 @@ def test_the_newest_complete_decisions_may_be_of_several_windows(tmp_path, make)
     with TrajectoryStore(tmp_path) as store:
         store.append(decisions)
         end = decisions[10].timestamp
-        newest = store.newest_complete(4, before=end)
+        newest = store.newest(4, before=end, complete=True)
         assert [d.id for d in newest] == [decisions[n].id for n in (3, 5, 7, 9)]
-        assert len(store.newest_complete(100, before=end)) == 5
+        assert len(store.newest(100, before=end, complete=True)) == 5
 
 
 def test_deleted_windows_are_gone(tmp_path, make):

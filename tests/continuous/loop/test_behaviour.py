@@ -6,7 +6,13 @@ import random
 import pytest
 from tests import factories
 
-from rlforge.continuous.loop.behaviour import agreement, behaviour, communication, teams
+from rlforge.continuous.loop.behaviour import (
+    agreement,
+    behaviour,
+    communication,
+    teams,
+    with_readers,
+)
 
 BUY = {"type": "BUY_SHARES", "marketId": "market-1", "outcome": "YES", "amount": 5}
 SHORT = {"type": "OPEN_POSITION", "ticker": "ACME", "side": "short", "size": 5, "leverage": 1}
@@ -19,8 +25,12 @@ def act():
     """A decision of a learning agent at one time, by default at the first."""
 
     def make(agent, action, *, at=0, following=(), feed=None, reward=0.0, **given):
-        posts = [{"id": post, "userId": author} for post, author in (feed or {}).items()]
-        state = {"social": {"feed": posts}, "agent": {"following": list(following)}}
+        posts = [
+            {"id": post, "userId": author, "content": "I say YES on market-1.", "minute": 0.0}
+            for post, author in (feed or {}).items()
+        ]
+        own = {"following": list(following), "minute": float(at)}
+        state = {"social": {"feed": posts}, "agent": own}
         made = factories.decision(at, agent, reward, **given)
         return dataclasses.replace(made, action=dict(action), state=state)
 
@@ -68,13 +78,42 @@ def test_communication_by_hand(act):
             act("agent-2", follow("agent-1"), at=2, following=["wire", "daily"]),
         ]
     )
-    assert found == {
-        "posts": 1 / 5,
-        "comments": 2 / 5,
-        "follows": 3 / 5,
-        "to_each_other": 2 / 3,
-        "agreement": None,
+    assert found == {"posts": 1 / 5, "comments": 2 / 5, "to_each_other": 2 / 3}
+
+
+def test_figures_that_cannot_move_or_have_no_value_are_left_out(act):
+    both = [act("agent-1", WAIT, following=["wire"]), act("agent-2", WAIT)]
+
+    def social(decisions, **given):
+        found = behaviour(decisions, **given)
+        return {name.removeprefix("social/"): found[name] for name in found if "social" in name}
+
+    assert social(both, talk=False) == {"follows": 0.5}
+    assert social(both) == {"follows": 0.5, "posts": 0, "comments": 0, "team_agents": 0}
+    assert social(both[:1]) == {"follows": 1.0}, "an agent by itself has no team"
+    assert social([act("agent-1", LONG), act("agent-2", LONG)], talk=False) == {
+        "follows": 0.0,
+        "agreement": 1.0,
     }
+
+
+def test_posts_share_the_rewards_of_trades_that_followers_made_after_reading_them(act):
+    post = {"type": "CREATE_POST", "content": "I say YES on market-1."}
+    read = {"following": ["agent-1"], "feed": {"post-1": "agent-1"}, "at": 1}
+    decisions = [
+        act("agent-1", post, reward=0.2),
+        act("agent-1", post, reward=0.2, at=1),  # nobody has read this one
+        act("agent-2", BUY, reward=0.8, **read),
+        act("agent-3", BUY, reward=0.4, **read),
+        act("agent-4", LONG, reward=-1.0, **read),  # in another market
+        act("agent-5", BUY, reward=-1.0, at=1, feed=read["feed"]),  # follows nobody
+        act("agent-6", BUY, reward=-1.0, provider="control", **read),
+        act("agent-7", BUY, reward=None, **read),
+    ]
+    own = [one.reward for one in decisions]
+    assert with_readers(decisions, 0.0) == own
+    assert with_readers(decisions, 0.5) == [pytest.approx(0.4), *own[1:]]
+    assert with_readers(decisions, 1.0) == [pytest.approx(0.6), *own[1:]]
 
 
 def test_agreement_counts_pairs_in_one_market_at_one_time(act):

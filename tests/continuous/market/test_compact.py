@@ -1,5 +1,6 @@
 """Compact text: fixed length, closed vocabulary, and answers that the market accepts."""
 
+import dataclasses
 import random
 
 import pytest
@@ -13,19 +14,22 @@ from rlforge.continuous.market.traders import Crowd
 from rlforge.continuous.market.world import World
 
 
-def states(config, seed, ticks):
-    """States of an agent that answers with random legal words, together with scripted traders."""
+def states(config, seed, ticks, agents=1):
+    """States of agents that answer with random legal words, together with scripted traders."""
     world, compact, rng = World(config, seed), Compact(config), random.Random(seed)
-    world.join("ann")
+    names = [f"agent-{number}" for number in range(agents)]
+    for name in names:
+        world.join(name)
     crowd = Crowd(world, seed)
     for _ in range(ticks):
-        state = world.state("ann")
-        focus = compact.focus(state)
-        legal = compact.actions(state, focus)
-        word = rng.choice(legal)
-        yield compact, state, focus, legal
-        receipt = world.decide("ann", compact.action(word, state, focus))
-        assert receipt.accepted, (word, receipt.problem)
+        for name in names:
+            state = world.state(name)
+            focus = compact.focus(state)
+            legal = compact.actions(state, focus)
+            word = rng.choice(legal)
+            yield compact, state, focus, legal
+            receipt = world.decide(name, compact.action(word, state, focus))
+            assert receipt.accepted, (word, receipt.problem)
         crowd.act()
         world.tick()
 
@@ -47,6 +51,22 @@ def test_random_play_stays_in_the_vocabulary_and_every_listed_answer_is_accepted
     assert seen <= words
     assert used == answers
     assert {"bet", "perp", "a_yes", "a_up", "mine_yes", "mine_short", "gain_down"} <= seen
+
+
+def test_agents_that_talk_have_more_words_after_those_of_the_others():
+    config = dataclasses.replace(load_market("market"), social=True)
+    plain, social = compact_vocabulary(), compact_vocabulary(social=True)
+    assert [more[: len(less)] for more, less in zip(social, plain, strict=True)] == [*plain]
+    lengths, seen, used = set(), set(), set()
+    for compact, state, focus, legal in states(config, 0, 48, agents=8):
+        text = compact.text(state, focus).split(" ")
+        lengths.add(len(text))
+        seen |= set(text)
+        used |= set(legal)
+    assert lengths == {14}
+    assert seen <= set(social[0])
+    assert set(social[0]) - set(plain[0]) <= seen
+    assert used == set(social[1])
 
 
 BET = {"id": "market-1", "yesPrice": 0.62, "change": 0.0, "minutesLeft": 40.0}
@@ -112,6 +132,48 @@ def test_only_possible_answers_are_listed():
     assert "[follow]" not in COMPACT.actions(followed, "ACME")
     with pytest.raises(ActionError, match=r"\[sell\] is not possible now; there are \[hold\]"):
         COMPACT.action("[sell]", view(), "market-1")
+
+
+def says(number, user, way, about="market-1"):
+    content = f"I say {way} on {about}."
+    return {"id": f"post-{number}", "userId": user, "content": content, "about": None}
+
+
+def test_what_followed_agents_say_is_a_word_and_can_be_repeated():
+    compact = Compact(MarketConfig(social=True))
+    posts = [
+        says(1, "ann", "YES"),
+        says(2, "bea", "NO"),
+        says(3, "ann", "NO"),  # the newest of each counts
+        says(4, "cleo", "YES"),
+        says(5, "dora", "YES"),
+        says(6, "cleo", "UP", "ACME"),
+    ]
+
+    def read(following, seen=posts):
+        state = view(feed=[{"stance": None, **post} for post in seen], following=following)
+        words = compact.text(state, "market-1").split()
+        told = [word for word in words if word.startswith(("talk_", "said_"))]
+        return state, told
+
+    assert read(["ann", "bea", "cleo"])[1] == ["talk_new", "said_no"]
+    # As many say one as the other: the newest decides.
+    assert read(["ann", "cleo"])[1] == ["talk_new", "said_yes"]
+    assert read(["ann", "bea", "cleo", "dora"])[1] == ["talk_known", "said_yes"]
+    assert read(["wire"])[1] == ["talk_new", "said_none"]
+    state, told = read([], [])
+    assert told == ["talk_none", "said_none"]
+    assert compact.actions(state, "market-1")[-2:] == ("[say_yes]", "[say_no]")
+    state, _ = read(["ann"])
+    assert compact.actions(state, "market-1")[-2:] == ("[agree]", "[join]")
+    assert compact.action("[join]", state, "market-1") == {"type": "FOLLOW_USER", "userId": "dora"}
+    said = compact.action("[say_up]", state, "ACME")
+    assert said == {"type": "CREATE_POST", "content": "I say UP on ACME."}
+    repeated = compact.action("[agree]", state, "market-1")
+    wanted = {"type": "CREATE_COMMENT", "postId": "post-5", "content": "I say YES on market-1."}
+    assert repeated == wanted
+    assert "said_" not in COMPACT.text(state, "market-1")
+    assert "[join]" not in COMPACT.actions(state, "market-1")
 
 
 def focuses(state):

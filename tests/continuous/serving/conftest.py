@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import factories
+from tests.harness.composed import composed
 
 from rlforge.config.engine import EngineConfig
 from rlforge.config.games import EnvConfig, EnvEntry
 from rlforge.config.model import LoraConfig, ModelConfig
+from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.config.serving import DeploymentConfig, ServeConfig, ServingConfig
+from rlforge.continuous.loop.policy_side import checks_of_run
 from rlforge.continuous.serving.game_checks import game_probes
 from rlforge.continuous.serving.records import Probe
 from rlforge.continuous.serving.service import DeploymentService
@@ -176,3 +180,42 @@ async def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
     async with asyncio.timeout(seconds):
         while not holds():  # noqa: ASYNC110  # what holds has no event
             await asyncio.sleep(0.01)
+
+
+# ---------------------------------------------------------------- the service of a recorded run
+
+
+@pytest.fixture(scope="session")
+def market(small_market):
+    return composed(*small_market, root=ContinuousConfig).config
+
+
+@pytest.fixture
+async def market_engine(market):
+    engine = make_engine(market, device="cpu", threads=1)
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture
+def run(golden_market, tmp_path):
+    return Path(shutil.copytree(golden_market, tmp_path / "run"))
+
+
+@pytest.fixture
+def serving(market, market_engine):
+    """The service of a run; settings of group deployment by name."""
+
+    @contextlib.asynccontextmanager
+    async def serve(run, **settings):
+        config = factories.changed(market, deployment=settings)
+        checks = checks_of_run(run, config, market_engine, load_tokenizer(config.model))
+        service = await DeploymentService.open(
+            run / "deployments", market_engine, config.deployment, config.model, checks.probes
+        )
+        try:
+            yield service
+        finally:
+            await service.close()
+
+    return serve

@@ -170,6 +170,10 @@ class ContinuousSettings(Group):
     train_on: Literal["reward", "return", "score", "mix"] = "reward"
     #: w of ``mix``.
     score_weight: Share = 0.5
+    #: Share of the training reward of a post or comment that is the mean reward of the followers'
+    #: trades that had read it, in compact text with ``market.social``; 0: what agents say earns
+    #: nothing but the reward of doing nothing.
+    reader_share: Share = 0.0
     #: Most versions between the one that made a decision and the one that is trained on it; null:
     #: 1, and as many more as windows may end while a window waits for its outcomes.
     max_staleness: Whole | None = None
@@ -226,6 +230,14 @@ class ContinuousConfig(PolicyConfig):
         # What is learned from a store is tested in the market of the configuration.
         tested = settings.compare_episodes > 0 or self.deployment.holdout_games > 0
         return settings.source == "market" or (settings.source == "store" and tested)
+
+    @property
+    def agents_talk(self) -> bool:
+        """Whether agents have words for what they say to each other and whom of them they follow.
+
+        Those that answer in JSON have.
+        """
+        return self.model.prompt_template != "board" or self.market.social
 
     @property
     def episode_s(self) -> float:

@@ -86,6 +86,9 @@ class MarketConfig(Group):
     stakes: Annotated[list[Probability], Length(3)] = field(
         default_factory=lambda: [0.02, 0.05, 0.1]
     )
+    #: Compact text has words for what agents say to each other: an agent may say which way a market
+    #: will go, agree, follow an agent, and reads what those say that it follows.
+    social: bool = False
 
     @property
     def accounts(self) -> dict[str, float]:

@@ -94,6 +94,9 @@ class ServeConfig(Group):
     host: Text = "127.0.0.1"
     #: Port; 0 takes a free one.
     port: Annotated[int, Range(0, 65535)] = 8000
+    #: The page that shows a service: at /watch where requests are answered, else, in a continuous
+    #: run, at this port of 127.0.0.1; 0 takes a free one. null: none.
+    page: Annotated[int, Range(0, 65535)] | None = 0
     #: Require the token on loopback, too (behind a proxy all requests come from there).
     require_token: bool = False
     #: Folder of the service's state; null: RUN/deployments, or deployments/ without a run.

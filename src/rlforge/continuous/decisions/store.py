@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
 import sqlite3
 import threading
@@ -129,10 +130,16 @@ class StoreReader:
         select = _BRIEF if brief else _SELECT
         return self._rows(f"{select} {where} ORDER BY windowId, timestamp, id", *given)
 
-    def newest_complete(self, count: int, before: float) -> list[Decision]:
-        """The newest ``count`` decisions before a time with known outcome, in order of time."""
+    def newest(
+        self, count: int, *, before: float = math.inf, complete: bool = False
+    ) -> list[Decision]:
+        """The newest ``count`` decisions before a time, in order of time.
+
+        complete: only those whose outcome is known.
+        """
+        which = "complete AND" if complete else ""
         newest = "ORDER BY windowId DESC, timestamp DESC, id DESC LIMIT ?"
-        rows = self._rows(f"{_SELECT} WHERE complete AND timestamp < ? {newest}", before, count)
+        rows = self._rows(f"{_SELECT} WHERE {which} timestamp < ? {newest}", before, count)
         return self._decisions(rows[::-1])
 
     def _decisions(self, rows: Sequence[Row]) -> list[Decision]:

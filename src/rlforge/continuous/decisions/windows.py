@@ -143,7 +143,7 @@ class Windows:
             return self.get(window_id, now)
         end = self.grid.span(window_id)[1]
         wanted = self._config.rolling_decisions
-        decisions = self._reader.newest_complete(wanted, before=end)
+        decisions = self._reader.newest(wanted, before=end, complete=True)
         window = self._window(window_id, decisions, now)
         # The decisions may reach back into earlier windows.
         if decisions:

@@ -9,19 +9,20 @@ from typing import Any
 
 from rlforge.continuous.decisions.records import CONTROL, Decision
 from rlforge.continuous.loop.performance import difference, is_ours, players, reward_means
+from rlforge.continuous.market.compact import said
 from rlforge.continuous.ruler.features import sign_of
 
 REFUSED = "refused"
 """Counted in place of the type of an action that the market did not accept."""
 
 
-def behaviour(decisions: Sequence[Decision]) -> dict[str, float | None]:
-    """Figures of a window's decisions; outside of a market only those of actions.
+def behaviour(decisions: Sequence[Decision], *, talk: bool = True) -> dict[str, float]:
+    """Figures of a window's decisions that have a value; outside of a market those of actions.
 
     ``action/PLAYER/TYPE``: share of the player's actions. ``social/…``: ``communication``,
-    ``teams``.
+    ``teams``. talk: agents have words for what they say to each other, so that these may move.
     """
-    figures: dict[str, float | None] = {}
+    figures: dict[str, float] = {}
     for player, own in players(decisions).items():
         counts = Counter(REFUSED if d.refused else str(d.action["type"]) for d in own)
         for kind, count in sorted(counts.items()):
@@ -29,14 +30,20 @@ def behaviour(decisions: Sequence[Decision]) -> dict[str, float | None]:
     ours = [d for d in decisions if is_ours(d) and "social" in d.state]
     if not ours:
         return figures
-    control = [d for d in decisions if d.metadata.provider == CONTROL]
-    social: dict[str, float | None] = {**communication(ours), **teams(ours)}
-    social["control_agreement"] = agreement(control)
-    return figures | {f"social/{name}": figure for name, figure in social.items()}
+    follows = [len(d.state["agent"]["following"]) for d in ours]
+    social: dict[str, float | None] = {
+        "follows": sum(follows) / len(follows),
+        "agreement": agreement(ours),
+        "control_agreement": agreement(d for d in decisions if d.metadata.provider == CONTROL),
+    }
+    # An agent by itself has nobody to talk to.
+    if talk and len({d.agent_id for d in ours}) > 1:
+        social |= {**communication(ours), **teams(ours)}
+    return figures | {f"social/{name}": each for name, each in social.items() if each is not None}
 
 
 def communication(decisions: Sequence[Decision]) -> dict[str, float | None]:
-    """Posts and comments per decision, and how many accounts an agent follows.
+    """Posts and comments per decision.
 
     to_each_other: share of comments and follows among these agents.
     """
@@ -45,13 +52,10 @@ def communication(decisions: Sequence[Decision]) -> dict[str, float | None]:
     agents = {d.agent_id for d in decisions}
     # Agents address news accounts, too, which are none of them.
     inside = [other in agents for _, other in _addressed(done)]
-    follows = [len(d.state["agent"]["following"]) for d in decisions]
     return {
         "posts": counts["CREATE_POST"] / len(decisions),
         "comments": counts["CREATE_COMMENT"] / len(decisions),
-        "follows": sum(follows) / len(follows),
         "to_each_other": sum(inside) / len(inside) if inside else None,
-        "agreement": agreement(decisions),
     }
 
 
@@ -108,3 +112,26 @@ def _addressed(
             authors = {post["id"]: post["userId"] for post in one.state["social"]["feed"]}
             if (author := authors.get(one.action["postId"])) is not None:
                 yield one.agent_id, author
+
+
+def with_readers(decisions: Sequence[Decision], share: float) -> list[float | None]:
+    """The rewards of decisions, ``share`` of those of posts and comments from their readers.
+
+    That part is the mean reward of the policy's trades in the market that they speak of, made by
+    followers that had read them; without such a trade there is none.
+    """
+    heard: dict[tuple[str, float], list[float]] = {}
+    for one in decisions if share else ():
+        about = one.action.get("marketId", one.action.get("ticker"))
+        if about is None or one.reward is None or one.refused or not is_ours(one):
+            continue
+        for post in said(one.state, about):
+            if post["userId"] in one.state["agent"]["following"]:
+                # An agent decides once in a tick, so that this names the decision to post.
+                heard.setdefault((post["userId"], post["minute"]), []).append(one.reward)
+    rewards = [one.reward for one in decisions]
+    for place, one in enumerate(decisions if heard else ()):
+        known, own = heard.get((one.agent_id, one.state["agent"]["minute"])), one.reward
+        if known and own is not None:
+            rewards[place] = (1 - share) * own + share * math.fsum(known) / len(known)
+    return rewards

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PACKAGES = ("fastapi", "uvicorn", "httpx", "prometheus_client", "sklearn", "llguidance")
 
 #: Models that rlforge makes; learning rates below and above which theirs and others' are unusual.
-_TINY, _TINY_RATE, _MODEL_RATE = ("tiny", "tiny_market"), 1e-4, 1e-3
+_TINY, _TINY_RATE, _MODEL_RATE = ("tiny", "tiny_market", "tiny_social"), 1e-4, 1e-3
 
 #: Decisions that are searched for one of the model.
 _SEARCHED = 64
@@ -55,23 +55,21 @@ class Continuous(RunKind[ContinuousConfig]):
 
     def notes(self, composed: Composed[ContinuousConfig]) -> Iterator[str]:
         config, rate = composed.config, composed.said("learner.learning_rate")
-        tiny = config.model.kind in _TINY
-        if tiny and config.learner.learning_rate < _TINY_RATE:
+        tiny, learned = config.model.kind in _TINY, config.learner.learning_rate
+        if tiny and learned < _TINY_RATE:
             yield (
                 f"{rate} is for language models: in a hundred windows the policy of a model of "
                 f"model.kind={config.model.kind} will hardly move; learner=tiny_window has a rate "
                 "for it"
             )
-        elif not tiny and config.learner.learning_rate > _MODEL_RATE:
+        elif not tiny and learned > _MODEL_RATE:
             yield (
                 f"{rate} is for tiny models, and moves a language model far in each window; "
                 "learner=window_grpo has the document's values"
             )
 
     def forecast(self, config: ContinuousConfig) -> str | None:
-        fast = config.model.kind == "tiny_market" and config.learner.learning_rate >= _TINY_RATE
-        learns = "the tiny model's mean reward rises within some eight windows" if fast else ""
-        return "; ".join(filter(None, (learns, config.growth))) or None
+        return config.growth or None
 
     def nodes(self, config: ContinuousConfig, hardware: HardwareConfig) -> tuple[ActorSpec, ...]:
         def part(name: str, read: tuple[str, ...], *sends: tuple[str, str]) -> ActorSpec:
@@ -139,7 +137,7 @@ class Continuous(RunKind[ContinuousConfig]):
         folder = store_folder(config.store, run_dir)
         if not folder.is_dir():
             return
-        for decision in StoreReader(folder).newest_complete(_SEARCHED, before=float("inf")):
+        for decision in StoreReader(folder).newest(_SEARCHED, complete=True):
             made = decision.completion
             if made is not None and made.prompt_token_ids:
                 ids, form = made.prompt_token_ids, form_of(config.model)

@@ -77,7 +77,7 @@ class Labels:
     window_of: Callable[[float], str]
 
 
-FORMAT = 5
+FORMAT = 4
 """Format of the state on disk; raised with every change of its classes."""
 
 

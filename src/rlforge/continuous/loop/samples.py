@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlforge.continuous.decisions.records import PROBLEM, Decision, TrainingWindow
+from rlforge.continuous.decisions.records import Decision, TrainingWindow
 from rlforge.continuous.loop.performance import is_ours
+from rlforge.continuous.report import decision_row
 from rlforge.continuous.ruler.base import DecisionScores
 from rlforge.record.files import RunPaths, read_json, write_json
-from rlforge.system.values import json_ready
 
 EACH = 3
 """How many decisions are kept of each kind."""
@@ -42,31 +42,12 @@ def samples(decisions: Sequence[Decision], scores: DecisionScores | None) -> lis
     worst = judged[: min(EACH, len(judged) // 2)]
     best = judged[::-1][: min(EACH, math.ceil(len(judged) / 2))]
     return [
-        _sample(kind, decisions[place], place, scores)
+        decision_row(
+            decisions[place],
+            kind,
+            None if scores is None else scores.values[place],
+            "" if scores is None else scores.explanations[place],
+        )
         for kind, chosen in (("best", best), ("worst", worst), ("refused", refused[:EACH]))
         for place in chosen
     ]
-
-
-def _sample(
-    kind: str, decision: Decision, place: int, scores: DecisionScores | None
-) -> dict[str, Any]:
-    completion, result = decision.completion, decision.result
-    assert completion is not None, "it is of the model"
-    row: dict[str, Any] = json_ready(
-        {
-            "kind": kind,
-            "agent": decision.agent_id,
-            "version": completion.policy_uid,
-            "time": decision.timestamp,
-            "observation": decision.observation,
-            "answer": completion.text,
-            "action": {key: part for key, part in decision.action.items() if key != PROBLEM},
-            "problem": decision.action.get(PROBLEM),
-            "reward": decision.reward,
-            "profit": None if result is None or not result.investment else result.pnl,
-            "score": None if scores is None else scores.values[place],
-            "explanation": "" if scores is None else scores.explanations[place],
-        }
-    )
-    return row

@@ -1,4 +1,5 @@
-"""The model behind ``model=tiny_market``: trained on markets whose agents act at random.
+"""The models behind ``model=tiny_market`` and ``model=tiny_social``, which also knows the words of
+``market.social``: trained on markets whose agents act at random.
 
 Liquidity and the accuracy of each news account are drawn for each market, so that all prices occur
 and no account is known as the better one.
@@ -6,6 +7,8 @@ and no account is known as the better one.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 import random
 from collections.abc import Sequence
@@ -38,11 +41,12 @@ class WarmupMarket(Warmup):
 
     accounts: int
     players: int = 12
+    social: ClassVar[bool] = False
     words: ClassVar[Sequence[str]] = (*PROMPT_WORDS, *ANSWERS)
 
     @property
     def name(self) -> str:
-        return f"market-{self.accounts}"
+        return f"{'social' if self.social else 'market'}-{self.accounts}"
 
     def states(self, discount: float, seed: int) -> list[State]:
         """The reward is that of the market as a game.
@@ -57,6 +61,14 @@ class WarmupMarket(Warmup):
         ]
 
 
+class SocialMarket(WarmupMarket):
+    """The same, where agents say things to each other (``market.social``)."""
+
+    # Not fields, which would change the digests of recipes without it.
+    social = True
+    words = tuple(itertools.chain(*compact_vocabulary(social=True)))
+
+
 def _episode(game: WarmupMarket, discount: float, rng: random.Random) -> list[State]:
     config = MarketConfig(
         liquidity=rng.choice(_LIQUIDITY),
@@ -64,7 +76,9 @@ def _episode(game: WarmupMarket, discount: float, rng: random.Random) -> list[St
         feed_length=60,
         # Skilled traders would give away what training is to find out.
         traders={"noise": game.players // 2},
+        social=game.social,
     )
+    asked, _ = compact_vocabulary(social=game.social)
     world = World(config, seed=rng.randrange(2**32), tip_chance=1.0)
     players = [f"player-{number}" for number in range(game.players)]
     for player in players:
@@ -82,9 +96,7 @@ def _episode(game: WarmupMarket, discount: float, rng: random.Random) -> list[St
             text, legal = compact.text(state, focus), compact.actions(state, focus)
             view = View(player_id=number, observation="", legal_actions=legal, board=text)
             held = set(text.split())
-            seen.append(
-                (number, view, (ends_well[focus], *(word in held for word in PROMPT_WORDS)))
-            )
+            seen.append((number, view, (ends_well[focus], *(word in held for word in asked))))
             world.decide(player, compact.action(rng.choice(legal), state, focus))
         crowd.act()
         world.tick()
@@ -112,4 +124,13 @@ RECIPE = TinyRecipe(
     revision=3,
 )
 
+_SOCIAL = (
+    SocialMarket(accounts=one.accounts, games=one.games, batch_size=one.batch_size)
+    for one in RECIPE.games
+    if isinstance(one, WarmupMarket)
+)
+
 TINY_MARKET = tiny("tiny_market", RECIPE, "market")
+TINY_SOCIAL = tiny(
+    "tiny_social", dataclasses.replace(RECIPE, games=(*RECIPE.games, *_SOCIAL)), "social"
+)

@@ -10,6 +10,14 @@ number of words. An answer is one of:
 [long1] … [short3]  open a position with that stake as margin
 [sell] [close]      sell the largest holding in focus; close the largest position
 [follow]            follow the first news account that reported on the focus and is not followed
+
+With ``market.social`` a prompt has two words more after those of the news. ``talk_none``: no agent
+has said how the focus will end or go; ``talk_new``: one has that is not followed; ``talk_known``:
+others have. ``said_yes``: what most of the followed ones say. There are answers for it:
+
+[say_yes] … [say_down]  post how the focus will end or go
+[agree]                 repeat the newest such post on the focus, as a comment on it
+[join]                  follow the author of the newest one whose author is not followed
 """
 
 from __future__ import annotations
@@ -20,12 +28,15 @@ from typing import Any
 
 from rlforge.continuous.config.market import COMPACT_LEVERAGE, STARTING_BALANCE, MarketConfig
 from rlforge.continuous.market.actions import NO_OP, ActionError, Json, buy, leave, open_position
-from rlforge.continuous.market.desks import PERPETUAL_FEE
+from rlforge.continuous.market.positions import PERPETUAL_FEE
 
 _LETTERS = "abcde"
 _SIZES = ("1", "2", "3")
 _BETS = {"yes": "YES", "no": "NO"}
 _SIDES = ("long", "short")
+_WAYS = ("up", "down")
+#: Content of the posts and comments in which agents say which way a market will end or go.
+_SAID = re.compile(r"I say (YES|NO|UP|DOWN) on (\S+)\.")
 
 #: Smallest share price change, relative index change, and premium that are not ``flat``.
 _SHARE_MOVE, _INDEX_MOVE, _PREMIUM = 0.03, 0.01, 0.01
@@ -41,7 +52,7 @@ class Compact:
     def __init__(self, config: MarketConfig) -> None:
         self._accounts = list(config.accounts)
         self._stakes = [round(share * STARTING_BALANCE, 2) for share in config.stakes]
-        self._tick_minutes = config.tick_minutes
+        self._tick_minutes, self._social = config.tick_minutes, config.social
 
     def focus(self, state: Json) -> str:
         """The market or ticker to decide about at this tick."""
@@ -75,6 +86,16 @@ class Compact:
         views = _views(state, focus)
         for letter, account in zip(_LETTERS, self._accounts, strict=False):
             words.append(f"{letter}_{views.get(account, 'none').lower()}")
+        if self._social:
+            newest: dict[str, str] = {}
+            for post in said(state, focus):
+                if post["userId"] in state["agent"]["following"]:
+                    newest.setdefault(post["userId"], post["content"].split()[2].lower())
+            # Of ways that as many say, the first counts: the one that was said last.
+            most = Counter(newest.values()).most_common(1) or [("none", 0)]
+            known = "known" if said(state, focus) else "none"
+            words.append(f"talk_{'new' if _strangers(state, focus) else known}")
+            words.append(f"said_{most[0][0]}")
         held = _largest(state, focus)
         if held is None:
             words += ["mine_none", "gain_flat"]
@@ -102,6 +123,10 @@ class Compact:
             found.append("[close]" if perpetual else "[sell]")
         if self._to_follow(state, focus):
             found.append("[follow]")
+        if self._social:
+            found += [f"[say_{way}]" for way in (_WAYS if perpetual else _BETS)]
+            found += ["[agree]"] if said(state, focus) else []
+            found += ["[join]"] if _strangers(state, focus) else []
         return tuple(found)
 
     def action(self, word: str, state: Json, focus: str) -> Json:
@@ -115,6 +140,14 @@ class Compact:
             return NO_OP
         if word == "[follow]":
             return {"type": "FOLLOW_USER", "userId": self._to_follow(state, focus)}
+        if word == "[join]":
+            return {"type": "FOLLOW_USER", "userId": _strangers(state, focus)[0]}
+        if word == "[agree]":
+            post = said(state, focus)[0]
+            return {"type": "CREATE_COMMENT", "postId": post["id"], "content": post["content"]}
+        if word.startswith("[say_"):
+            content = f"I say {word[5:-1].upper()} on {focus}."
+            return {"type": "CREATE_POST", "content": content}
         held = _largest(state, focus)
         if word in ("[close]", "[sell]") and held is not None:
             return leave(held)
@@ -129,8 +162,11 @@ class Compact:
         return unknown[0] if unknown else None
 
 
-def compact_vocabulary() -> tuple[list[str], list[str]]:
-    """All words of prompts, and all answers, of every market, each sorted."""
+def compact_vocabulary(*, social: bool = False) -> tuple[list[str], list[str]]:
+    """All words of prompts, and all answers, of every market, each sorted.
+
+    social: those of ``market.social`` follow.
+    """
     words = {"market", "bet", "perp", "open", "go"}
     words |= {f"p{tenth}" for tenth in range(10)}
     words |= {f"left{step}" for step in range(len(_LEFT) + 1)}
@@ -139,9 +175,15 @@ def compact_vocabulary() -> tuple[list[str], list[str]]:
         words |= {f"{what}_{how}" for how in ("up", "flat", "down")}
     words |= {f"mine_{side}" for side in ("none", *_BETS, *_SIDES)}
     for letter in _LETTERS:
-        words |= {f"{letter}_{view}" for view in ("none", "yes", "no", "up", "down")}
+        words |= {f"{letter}_{view}" for view in ("none", *_BETS, *_WAYS)}
     answers = {f"[{verb}{size}]" for verb in (*_BETS, *_SIDES) for size in _SIZES}
-    return sorted(words), sorted(answers | {"[hold]", "[sell]", "[close]", "[follow]"})
+    answers |= {"[hold]", "[sell]", "[close]", "[follow]"}
+    more, said_too = [], []
+    if social:
+        more = ["talk_none", "talk_known", "talk_new"]
+        more += [f"said_{way}" for way in ("none", *_BETS, *_WAYS)]
+        said_too = ["[agree]", "[join]", *(f"[say_{way}]" for way in (*_BETS, *_WAYS))]
+    return sorted(words) + more, sorted(answers) + said_too
 
 
 def is_compact(answer: str) -> bool:
@@ -164,6 +206,18 @@ def _views(state: Json, focus: str) -> dict[str, str]:
         for post in state["social"]["feed"]
         if post["about"] == focus and post["stance"]
     }
+
+
+def said(state: Json, focus: str) -> list[Json]:
+    """The posts and comments of agents that say how the focus will end or go, the newest first."""
+    feed = reversed(state["social"]["feed"])
+    return [p for p in feed if (found := _SAID.fullmatch(p["content"])) and found[2] == focus]
+
+
+def _strangers(state: Json, focus: str) -> list[str]:
+    """Who said something about the focus and is not followed, the newest first."""
+    following = state["agent"]["following"]
+    return [post["userId"] for post in said(state, focus) if post["userId"] not in following]
 
 
 def _largest(state: Json, focus: str) -> dict[str, Any] | None:

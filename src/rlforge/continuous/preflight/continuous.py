@@ -17,6 +17,7 @@ from rlforge.continuous.market.text import describe, forms
 from rlforge.continuous.market.traders import Crowd
 from rlforge.continuous.market.trading import AgentPrompter, longest_prompt
 from rlforge.continuous.market.world import World
+from rlforge.continuous.preflight.serving import page_problems
 from rlforge.continuous.ruler.scorer import check_judge
 from rlforge.engines.base import decoder
 from rlforge.errors import (
@@ -67,6 +68,8 @@ def _continuous_problems(composed: Composed[ContinuousConfig], *, keys: bool) ->
         "store": _store_problems,
     }
     yield from of_source[config.continuous.source](composed, config)
+    if config.continuous.http:
+        yield from page_problems(composed, config.serve)
     source = config.continuous.source
     # Trials count outcomes only of a market's agents and of clients.
     if source in ("episodes", "store") and config.deployment.strategy == "ab_test":
@@ -88,6 +91,10 @@ def _continuous_problems(composed: Composed[ContinuousConfig], *, keys: bool) ->
             "continuous.train_on",
             f"{train_on} would teach answers to please the judge, who reads them, whatever they "
             "are worth; use reward, and continuous.select_by=score to select by the judge",
+        )
+    if config.continuous.reader_share and not config.market.social:
+        yield composed.error(
+            "continuous.reader_share", "is for posts in compact text; set market.social=true"
         )
     if config.serve.state_dir is not None:
         yield composed.error("serve.state_dir", "a continuous run keeps its versions with itself")
@@ -113,7 +120,10 @@ def _continuous_problems(composed: Composed[ContinuousConfig], *, keys: bool) ->
 
 def agent_problems(composed: Composed[PolicyConfig], market: MarketConfig, agents: int) -> Problems:
     """Models that cannot be asked about markets, and prompts about other games."""
-    found = [*reader_problems(composed, "model.kind", "market", "markets")]
+    if market.social:
+        found = [*reader_problems(composed, "market.social", "social", "markets with it")]
+    else:
+        found = [*reader_problems(composed, "model.kind", "market", "markets")]
     yield from found
     # The checks below need a model that knows the words of markets.
     if found:

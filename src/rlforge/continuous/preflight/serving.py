@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rlforge.config.compose import Composed
-from rlforge.continuous.config.serving import ServingConfig
+from rlforge.continuous.config.serving import ServeConfig, ServingConfig
 from rlforge.errors import collected, raise_all
 from rlforge.preflight.games import lineup_problems, opponent_problems
 from rlforge.preflight.model import other_problems
@@ -26,6 +28,7 @@ def check_service(
 def _service_problems(composed: Composed[ServingConfig], *, keys: bool, games: bool) -> Problems:
     config = composed.config
     yield from policy_problems(composed)
+    yield from page_problems(composed, config.serve)
     if games:
         yield from lineup_problems(composed, keys=keys)
     if games and config.deployment.holdout_games:
@@ -42,3 +45,11 @@ def _service_problems(composed: Composed[ServingConfig], *, keys: bool, games: b
         )
     if keys:
         yield from machine_problems(config)
+
+
+def page_problems(composed: Composed[Any], serve: ServeConfig) -> Problems:
+    """A port of its own for the page of what answers requests at ``serve.port``."""
+    if serve.page:
+        yield composed.error(
+            "serve.page", f"the page is at serve.port={serve.port}, as requests are; 0, or null"
+        )

@@ -8,10 +8,8 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -23,6 +21,7 @@ from rlforge.continuous.config.serving import ServeConfig
 from rlforge.continuous.serving.answering import Answer, Answering
 from rlforge.continuous.serving.errors import EXPLAINED, RequestError, explain
 from rlforge.continuous.serving.metrics import Metrics
+from rlforge.continuous.serving.page import Page, check_host
 from rlforge.continuous.serving.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -72,10 +71,7 @@ class Api:
 
     async def anybody(self, request: Request) -> None:
         """Refuse names of other machines on loopback."""
-        # DNS rebinding makes a browser send other sites' requests here.
-        if self._loopback and not _names_this_machine(request.headers.get("host", "")):
-            message = "this service answers to names of this machine only"
-            raise RequestError(message, code="forbidden_host", status=403)
+        check_host(request, loopback=self._loopback)
 
     async def client(self, request: Request) -> None:
         """Refuse callers without a token beyond loopback, or with ``serve.require_token``."""
@@ -241,7 +237,9 @@ class Api:
                 self._metrics.tokens.labels("generated").inc(answer.tokens)
 
 
-def make_app(api: Api, count: Callable[[str, int, float], None]) -> ASGIApp:
+def make_app(
+    api: Api, count: Callable[[str, int, float], None], page: Page | None = None
+) -> ASGIApp:
     # FastAPI's pages of documentation would load scripts from the network.
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     for method, path, endpoint, who in (
@@ -260,6 +258,8 @@ def make_app(api: Api, count: Callable[[str, int, float], None]) -> ASGIApp:
         app.add_api_route(
             path, endpoint, methods=[method], response_model=None, dependencies=[Depends(who)]
         )
+    if page is not None:
+        page.mount(app)
     for error in EXPLAINED:
         app.add_exception_handler(error, explain)
     return Door(app, count)
@@ -314,15 +314,6 @@ class Door:
             if not 0 < status < 400:
                 # Headers and bodies may hold secrets, so they are not logged.
                 log.warning("%s %r: %s", scope["method"], scope["path"], status or "no answer")
-
-
-@lru_cache(maxsize=64)
-def _names_this_machine(host: str) -> bool:
-    try:
-        return is_loopback(urlsplit(f"//{host}").hostname or "")
-    except ValueError:
-        # An invalid header names no machine.
-        return False
 
 
 def _unread(message: str, code: str, status: int) -> RequestError:

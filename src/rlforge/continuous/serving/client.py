@@ -23,6 +23,9 @@ STATE_DIR = "deployments"
 ADDRESS_FILE = "service.json"
 """File in the state folder with the address of the service that runs there."""
 
+PAGE = "/watch"
+"""Path of the page that shows a service."""
+
 #: Seconds to connect to a service; its answer has no time limit.
 _CONNECT_S = 5.0
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import logging
 import math
 import os
 import socket
@@ -20,14 +21,14 @@ from rlforge.config.compose import run_yaml
 from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.config.serving import ServingConfig
 from rlforge.continuous.serving import kind
-from rlforge.continuous.serving.client import ADDRESS_FILE
+from rlforge.continuous.serving.client import ADDRESS_FILE, PAGE
 from rlforge.continuous.serving.metrics import Metrics
 from rlforge.continuous.serving.records import AnswerObserver, Deployment, Holdout, Probe
 from rlforge.continuous.serving.service import DeploymentService
 from rlforge.continuous.serving.setup import ServiceSetup
 from rlforge.continuous.serving.tokens import AnswerIds, Tokens, make_tokens
 from rlforge.engines.base import Engine
-from rlforge.errors import ConfigError, DeploymentError, RunError
+from rlforge.errors import ConfigError, DeploymentError, RunError, first_line
 from rlforge.kinds import Say
 from rlforge.preflight.plan import RunPlan, make_plan
 from rlforge.preflight.surroundings import require
@@ -41,6 +42,8 @@ from rlforge.types import value
 
 if TYPE_CHECKING:
     from rlforge.run.actors.session import RayProcesses
+
+log = logging.getLogger(__name__)
 
 #: Most tokens of an answer whose request names no limit.
 DEFAULT_MAX_TOKENS = 256
@@ -142,6 +145,8 @@ async def _serve(
         ) as (service, app):
             await _begin(service, setup.source, say)
             say(f"serving {service.current.uid} at {url_of(listener)}/v1, state in {state_dir}")
+            if config.serve.page is not None:
+                say(f"watch it at {url_of(listener)}{PAGE}")
             if config.serve.require_token or not is_loopback(config.serve.host):
                 say("every request needs the token: see rlforge serve --help")
             stop = asyncio.Event()
@@ -218,6 +223,7 @@ def http_over(
     """The HTTP application over an open service, whose ``on_phase`` is that of ``metrics``."""
     from rlforge.continuous.serving.answering import Answering, Limits
     from rlforge.continuous.serving.app import Api, make_app
+    from rlforge.continuous.serving.page import Page
     from rlforge.models.load import load_model_config, load_tokenizer, positions, stop_token_ids
 
     tokenizer = load_tokenizer(config.model)
@@ -235,7 +241,9 @@ def http_over(
     name, ids = config.serve.model_name or config.name, AnswerIds(tokens.admin)
     answering = Answering(service, tokenizer, limits, name, ids, observer)
     api = Api(service, engine, answering, config.serve, tokens, metrics, ready)
-    return make_app(api, metrics.count_request)
+    shown = config.serve.page is not None
+    page = Page(service, tokens, config.serve, config.name) if shown else None
+    return make_app(api, metrics.count_request, page)
 
 
 async def _begin(service: DeploymentService, source: Path | None, say: Say) -> None:
@@ -263,8 +271,11 @@ def found_at(state_dir: Path, url: str) -> Iterator[None]:
         address.unlink(missing_ok=True)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; ConfigError where the address is taken or not of this machine."""
+def listen(host: str, port: int, key: str = "serve.port") -> socket.socket:
+    """A listening socket; ConfigError where the address is taken or not of this machine.
+
+    key: of the configuration, has the port.
+    """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind)
@@ -278,8 +289,8 @@ def listen(host: str, port: int) -> socket.socket:
             raise
     except OSError as error:
         raise ConfigError(
-            f"serve.host={host} serve.port={port}: cannot listen there: {error.strerror}; choose "
-            "another, or serve.port=0 for a free one"
+            f"serve.host={host} {key}={port}: cannot listen there: {error.strerror}; choose "
+            f"another, or {key}=0 for a free one"
         ) from error
     return listener
 
@@ -287,6 +298,41 @@ def listen(host: str, port: int) -> socket.socket:
 def url_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+@contextlib.asynccontextmanager
+async def watched(
+    service: DeploymentService, config: ContinuousConfig, say: Say
+) -> AsyncIterator[None]:
+    """The page of a service that answers no requests, during the block, at ``serve.page``.
+
+    It is no part of the run: its failures are said.
+    """
+    from rlforge.continuous.serving.page import Page, page_alone
+
+    if config.serve.page is None:
+        yield
+        return
+    over = asyncio.Event()
+    local = dataclasses.replace(config.serve, host="127.0.0.1", port=config.serve.page)
+
+    async def show() -> None:
+        try:
+            tokens = make_tokens(service.folder)
+            app = page_alone(Page(service, tokens, local, config.name))
+            with contextlib.closing(listen(local.host, local.port, "serve.page")) as listener:
+                say(f"watch it at {url_of(listener)}{PAGE}")
+                await answer_requests(app, listener, over.wait(), drain_s=1.0)
+        except Exception as error:
+            log.warning("no page", exc_info=error)
+            say(f"no page to watch it: {first_line(error)}")
+
+    showing = asyncio.create_task(show())
+    try:
+        yield
+    finally:
+        over.set()
+        await showing
 
 
 async def answer_requests(

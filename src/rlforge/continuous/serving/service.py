@@ -98,6 +98,11 @@ class DeploymentService:
         return self._deployer.current
 
     @property
+    def folder(self) -> Path:
+        """Holds the state."""
+        return self._deployer.folder
+
+    @property
     def fell_back(self) -> str:
         """Why an older version is served than at the last start, if one is."""
         return self._deployer.fell_back

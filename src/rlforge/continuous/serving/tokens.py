@@ -18,8 +18,10 @@ CLIENT_VARIABLE = "RLFORGE_SERVE_TOKEN"
 """Environment variable with the clients' token, instead of the file in the state folder."""
 ADMIN_VARIABLE = "RLFORGE_ADMIN_TOKEN"
 """Environment variable with the administrators' token, instead of the file."""
+ADMIN_FILE = "admin_token"
+"""File of the administrators' token in the state folder."""
 
-_CLIENT_FILE, _ADMIN_FILE = "token", "admin_token"
+_CLIENT_FILE = "token"
 
 
 @value
@@ -40,13 +42,13 @@ def make_tokens(state_dir: Path) -> Tokens:
     """The tokens, of the environment or files; ConfigError for one empty or open to others."""
     return Tokens(
         client=_made(state_dir / _CLIENT_FILE, CLIENT_VARIABLE),
-        admin=_made(state_dir / _ADMIN_FILE, ADMIN_VARIABLE),
+        admin=_made(state_dir / ADMIN_FILE, ADMIN_VARIABLE),
     )
 
 
 def read_admin_token(state_dir: Path) -> str:
     """The administrators' token that a service made; ConfigError where it cannot be read."""
-    return _read(state_dir / _ADMIN_FILE, ADMIN_VARIABLE)
+    return _read(state_dir / ADMIN_FILE, ADMIN_VARIABLE)
 
 
 def _made(file: Path, variable: str) -> str:
