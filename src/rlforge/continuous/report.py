@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 
 from rlforge.continuous.decisions.records import PROBLEM, Decision
+from rlforge.continuous.loop.performance import COMPARED
 from rlforge.show.formatting import NOTHING, count, duration, number, percent, points
 from rlforge.show.report import curves
 from rlforge.show.report.charts import COLOURS, NOISE, Chart, Series
@@ -17,14 +17,6 @@ from rlforge.statistics import significant
 from rlforge.system.files import reading
 from rlforge.system.values import json_ready
 from rlforge.types import value
-
-#: Figures of a comparison: label and format.
-FIGURES: dict[str, tuple[str, Callable[[float | None], str]]] = {
-    "win_rate": ("trades with a profit", lambda share: percent(share, 1)),
-    "avg_reward": ("mean reward", lambda mean: number(mean, 3)),
-    "avg_pnl": ("mean profit of a trade", lambda mean: number(mean, 3)),
-}
-
 
 #: Charts about what agents do with each other: title, and label of each key.
 _SOCIAL = {
@@ -37,6 +29,8 @@ _SOCIAL = {
     },
 }
 
+#: Figures of ``COMPARED`` that are shares.
+_SHARES = ("win_rate",)
 #: Changes of a share below this have no window in which they happened.
 _WORTH_NAMING = 0.02
 
@@ -174,15 +168,19 @@ def changes(comparison: Row) -> list[Change]:
     return [
         _change(player, key, before[player][key], after.get(player, {}).get(key), comparison)
         for player in before
-        for key in FIGURES
+        for key in COMPARED
     ]
 
 
 def _change(
     player: str, key: str, first: float | None, last: float | None, comparison: Row
 ) -> Change:
-    label, say = FIGURES[key]
-    shown = partial(_shown, unit=" pts" if key == "win_rate" else "")
+    def say(figure: float | None) -> str:
+        return percent(figure, 1) if key in _SHARES else number(figure, 3)
+
+    def shown(change: float) -> str:
+        return f"{points(change)} pts" if key in _SHARES else f"{change:+.3g}"
+
     interval = comparison.get("change", {}).get(player, {}).get(key)
     change, text, sure = None, number(None), False
     if first is not None and last is not None:
@@ -196,7 +194,7 @@ def _change(
         sure = significant(bounds) and abs(change) >= NOISE
     return Change(
         player=player,
-        label=label,
+        label=COMPARED[key],
         first=say(first),
         last=say(last),
         change=change,
@@ -205,21 +203,16 @@ def _change(
     )
 
 
-def _shown(change: float, unit: str) -> str:
-    return f"{points(change)}{unit}" if unit else f"{change:+.3g}"
-
-
 def results(run: RunData) -> list[Chart]:
     """Each figure over the windows: a line for the policy and for each kind of trader."""
     players = dict.fromkeys(player for row in run.windows for player in row["players"])
     drawn = [_gain(run.windows, "reward_difference", "reward above the control")]
-    for key, (label, _) in FIGURES.items():
-        lines = []
-        for index, player in enumerate(players):
-            figures = [row["players"].get(player, {}).get(key) for row in run.windows]
-            lines.append(_series(run.windows, player, figures, index))
-        shares = key == "win_rate"
-        drawn.append(Chart(title=label, series=lines, shares=shares, x_name="window"))
+    for key, label in COMPARED.items():
+        lines = {
+            player: [row["players"].get(player, {}).get(key) for row in run.windows]
+            for player in players
+        }
+        drawn.append(_chart(run.windows, label, lines, shares=key in _SHARES))
     return drawn
 
 
@@ -236,22 +229,15 @@ def _gain(rows: Sequence[Row], key: str, title: str) -> Chart:
 
 def behaviour(run: RunData) -> list[Chart]:
     """Which actions the policy takes, and what its agents do with each other."""
-    drawn = []
+    rows, drawn = run.windows, []
     for player in ("policy", "control"):
-        taken = enumerate(_actions(run.windows, player).items())
-        lines = [
-            _series(run.windows, kind.replace("_", " ").lower(), shares, index)
-            for index, (kind, shares) in taken
-        ]
-        title = f"actions of the {player}"
-        drawn.append(Chart(title=title, series=lines, shares=True, x_name="window"))
+        taken = _actions(rows, player)
+        lines = {kind.replace("_", " ").lower(): shares for kind, shares in taken.items()}
+        drawn.append(_chart(rows, f"actions of the {player}", lines, shares=True))
     for title, keys in _SOCIAL.items():
-        lines = [
-            _series(run.windows, label, [row.get(f"social/{key}") for row in run.windows], index)
-            for index, (key, label) in enumerate(keys.items())
-        ]
-        drawn.append(Chart(title=title, series=lines, x_name="window"))
-    advantage = _gain(run.windows, "social/team_advantage", "reward of teams above other agents")
+        about = {label: [row.get(f"social/{key}") for row in rows] for key, label in keys.items()}
+        drawn.append(_chart(rows, title, about))
+    advantage = _gain(rows, "social/team_advantage", "reward of teams above other agents")
     return [*drawn, advantage]
 
 
@@ -292,18 +278,25 @@ def scores(run: RunData) -> list[Chart]:
     names = dict.fromkeys(
         name for row in run.windows for name in row if name.startswith(("scorer/", "reward/"))
     )
-    return [
-        Chart(
-            title=name.replace("/", " ").replace("_", " "),
-            series=[_series(run.windows, name, [row.get(name) for row in run.windows])],
-            x_name="window",
-        )
-        for name in names
-    ]
+    drawn = []
+    for name in names:
+        figures = [row.get(name) for row in run.windows]
+        title = name.replace("/", " ").replace("_", " ")
+        drawn.append(_chart(run.windows, title, {name: figures}))
+    return drawn
 
 
-def _series(
-    rows: Sequence[Row], name: str, figures: Sequence[float | None], index: int = 0
-) -> Series:
+def _chart(
+    rows: Sequence[Row],
+    title: str,
+    lines: Mapping[str, Sequence[float | None]],
+    *,
+    shares: bool = False,
+) -> Chart:
+    """The figures of each name over the windows ``rows``."""
     xs = [row["window"] for row in rows]
-    return Series(name=name, xs=xs, ys=figures, colour=f"c{index % COLOURS}")
+    series = [
+        Series(name=name, xs=xs, ys=ys, colour=f"c{index % COLOURS}")
+        for index, (name, ys) in enumerate(lines.items())
+    ]
+    return Chart(title=title, series=series, shares=shares, x_name="window")

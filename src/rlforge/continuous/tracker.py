@@ -20,6 +20,7 @@ from rlforge.show.formatting import number, percent
 from rlforge.statistics import significant
 from rlforge.system.checkpoint import step_number
 from rlforge.system.garbage import freeze_gc
+from rlforge.system.values import json_ready
 
 Row = Mapping[str, Any]
 
@@ -86,7 +87,9 @@ class WindowTracker(Tracker):
             unit="window",
             window=self._window,
             windows=tuple(WindowRow.of(row) for row in self._windows),
-            traders=tuple(_trader(name, figures) for name, figures in players.items()),
+            traders=tuple(
+                TraderRow(name=name, **json_ready(figures)) for name, figures in players.items()
+            ),
             activity=doing,
         )
 
@@ -123,7 +126,7 @@ class WindowTracker(Tracker):
     def _count_update(self, update: Row) -> None:
         self._updates += 1
         self._samples = int(update["samples_seen"])
-        self._learner = {name: float(value) for name, value in update.items() if _is_number(value)}
+        self._learner = _finite(update)
 
     def _write_summary(self, extra: Mapping[str, Any]) -> None:
         reached = {
@@ -141,19 +144,6 @@ class WindowTrackerActor(WindowTracker):
         name, total = config.name, config.total_updates or 0
         super().__init__(Path(run_dir), config.tracker, name, total, about=about(config))
         freeze_gc()
-
-
-def _trader(name: str, figures: Row) -> TraderRow:
-    means = _finite(figures)
-    return TraderRow(
-        name=name,
-        decisions=figures["decisions"],
-        trades=figures["trades"],
-        refused=figures["refused"],
-        win_rate=means.get("win_rate"),
-        avg_reward=means.get("avg_reward"),
-        avg_pnl=means.get("avg_pnl"),
-    )
 
 
 def window_line(row: Row, total: int | None) -> str:
@@ -194,9 +184,5 @@ def _finite(figures: Row) -> dict[str, float]:
     return {
         name: float(value)
         for name, value in figures.items()
-        if _is_number(value) and math.isfinite(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     }
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

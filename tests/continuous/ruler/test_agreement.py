@@ -30,7 +30,6 @@ def test_agreement_by_hand(scores, truths, tau, accuracy, pairs):
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=12))
 def test_agreement_equals_a_count_over_all_pairs(rows):
-    """Kendall's τ-b by its definition, and accuracy by going through all pairs."""
     found = agreement([x / 4 for x, _ in rows], [float(y) for _, y in rows])
     gaps = [
         (rows[i][0] - rows[j][0], rows[i][1] - rows[j][1])
@@ -45,11 +44,6 @@ def test_agreement_equals_a_count_over_all_pairs(rows):
     assert found.pairwise_accuracy == pytest.approx(
         sum(p / 2 + 0.5 for p in by_truth) / len(by_truth)
     )
-    untied = sum(bool(x) for x, _ in gaps) * sum(bool(y) for _, y in gaps)
-    if untied:
-        assert found.kendall_tau == pytest.approx(sum(products) / math.sqrt(untied))
-    else:
-        assert found.kendall_tau is None
 
 
 def test_windows_count_by_their_pairs():

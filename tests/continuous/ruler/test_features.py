@@ -149,12 +149,6 @@ def test_idle_and_social_actions_are_valid_and_trade_nothing():
         assert row[f"is_{kind.lower()}"] == 1.0
 
 
-def test_one_column_for_each_type():
-    names = feature_names(STATE_ACTION)
-    assert len(names) == len(set(names))
-    assert {f"is_{kind.lower()}" for kind in ACTION_TYPES} <= set(names)
-
-
 def test_the_outcome_is_a_feature_only_when_configured():
     after = {
         **STATE,

@@ -9,7 +9,7 @@ import pytest
 from tests.factories import without_outcome
 
 from rlforge.continuous.config.ruler import PreferenceConfig, RulerConfig
-from rlforge.continuous.ruler.agreement import agreement, pooled
+from rlforge.continuous.ruler.agreement import agreement
 from rlforge.continuous.ruler.learned import LearnedWindow, WindowMemory
 from rlforge.continuous.ruler.scorer import make_scorer
 from rlforge.errors import CheckpointError
@@ -108,19 +108,6 @@ async def test_the_outcome_alone_does_not_change_the_score_of_a_decision(method,
     decisions = make_window(0).decisions
     hidden = [without_outcome(decision) for decision in decisions]
     assert (await scorer.score(decisions)).values == (await scorer.score(hidden)).values
-
-
-async def test_features_with_outcome_agree_better_with_rewards(method, make_window):
-    held_out = [make_window(n) for n in (5, 6)]
-    found = {}
-    for features in ("state_action", "with_outcome"):
-        scorer = _scorer(method, features=features)
-        scorer.learn([make_window(n) for n in range(4)])
-        scores = [(await scorer.score(window.decisions)).values for window in held_out]
-        rewards = [[one.reward for one in window.decisions] for window in held_out]
-        found[features] = pooled(list(map(agreement, scores, rewards))).pairwise_accuracy
-    assert found["with_outcome"] > 0.9
-    assert found["with_outcome"] >= found["state_action"]
 
 
 async def test_one_agent_is_nothing_to_compare_unless_with_itself(method, make_window, caplog):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -30,9 +29,10 @@ from rlforge.cli.runs import start
 from rlforge.errors import ConfigError, DamagedError, RlforgeError, counted, nearest
 
 if TYPE_CHECKING:
-    from rlforge.continuous.config.continuous import ContinuousConfig, WindowConfig
+    from rlforge.continuous.config.continuous import WindowConfig
     from rlforge.continuous.decisions.records import Decision, TrainingWindow
     from rlforge.continuous.decisions.store import StoreReader
+    from rlforge.record.files import RunPaths
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -123,16 +123,30 @@ def list_windows(
     rlforge windows list runs/market_continuous/2026-01-01_12-00-00
     ```
     """
-    from rlforge.continuous.decisions.windows import Windows
+    from rlforge.show.formatting import number, percent
+    from rlforge.show.panels import Listing
 
-    reader, config = _opened_store(where)
-    windows, ids = Windows(reader, config), reader.window_ids()
+    opened = _open(where)
+    ids = opened.reader.window_ids()
     if not ids:
-        typer.echo(f"{reader.root} holds no decisions yet")
+        typer.echo(f"{opened.reader.root} holds no decisions yet")
         return
-    now = _now(where, reader, config)
-    # Brief: without prompts and answers, which are most of a store.
-    table = _list_table(partial(windows.get, now=now, brief=True), ids[-last:])
+    titles, now = ("window", "agents", "decisions", "known", "reward", "ready"), opened.now()
+    table = Listing(*titles, whole=["window"], left=["ready"])
+    for window_id in ids[-last:]:
+        try:
+            window = opened.window(window_id, now)
+        except DamagedError as error:  # it must not hide the others
+            table.add_row(window_id, "", "", "", "", Text(str(error), style="red"))
+            continue
+        table.add_row(
+            window.id,
+            f"{len(window.agents):,}",
+            f"{len(window.decisions):,}",
+            percent(window.known),
+            number(window.avg_reward, 3),
+            Text("yes", style="green") if window.ready else f"no: {'; '.join(window.reasons)}",
+        )
     Console(width=max(Console().width, _LEAST_WIDTH)).print(table)
     if len(ids) > last:
         typer.echo(f"and {len(ids) - last:,} earlier windows; --last {len(ids)} shows all")
@@ -148,15 +162,14 @@ def show(where: StoreOrRun, window_id: WindowId) -> None:
     rlforge windows show RUN 2024-11-13-10:00
     ```
     """
-    from rlforge.continuous.decisions.windows import Windows
-    from rlforge.show.formatting import number, percent
+    from rlforge.continuous.decisions.windows import activity_of, counts
+    from rlforge.show.formatting import NOTHING, number, percent
+    from rlforge.show.panels import Listing
 
-    reader, config = _opened_store(where)
-    _check_ids([window_id], reader)
-    window = Windows(reader, config).get(window_id, _now(where, reader, config), brief=True)
-    console = Console()
+    opened = _open(where, [window_id])
+    window = opened.window(window_id, opened.now())
     lines = [
-        f"{window.id} UTC, {config.minutes:g} minutes",
+        f"{window.id} UTC, {opened.config.minutes:g} minutes",
         f"{len(window.decisions):,} decisions of {len(window.agents):,} agents, "
         f"{percent(window.known)} with known outcome, average reward "
         f"{number(window.avg_reward, 3)}",
@@ -164,8 +177,19 @@ def show(where: StoreOrRun, window_id: WindowId) -> None:
         *(f"  - {reason}" for reason in window.reasons),
         "",
     ]
+    table = Listing("agent", "decisions", "actions", "known", "reward", "counts", left=["agent"])
+    for agent in activity_of(window.decisions):
+        table.add_row(
+            agent.agent_id,
+            f"{agent.decisions:,}",
+            f"{agent.actions:,}",
+            f"{agent.complete:,}",
+            number(agent.reward_sum / agent.rewarded, 3) if agent.rewarded else NOTHING,
+            "yes" if counts(agent, opened.config) else "no",
+        )
+    console = Console()
     console.print(Text("\n".join(lines), overflow="fold"))
-    console.print(_agents_table(window, config))
+    console.print(table)
 
 
 @app.command()
@@ -192,24 +216,24 @@ def decisions(
     rlforge windows decisions RUN 2024-11-13-10:00 --agent agent-1 --full
     ```
     """
-    reader, _ = _opened_store(where)
-    _check_ids([window_id], reader)
-    found = reader.decisions(window_id=window_id)
+    opened = _open(where, [window_id])
+    found = opened.reader.decisions(window_id)
     agents = sorted({one.agent_id for one in found})
     if agent is not None and agent not in agents:
         raise ConfigError(
             f"no agent {agent} decided in {window_id}{nearest(agent, agents)}; there are "
             f"{', '.join(agents)}"
         )
-    wanted = [one for one in found if agent in (None, one.agent_id)]
-    if agent is None:
+    if agent is not None:
+        wanted = [one for one in found if one.agent_id == agent]
+    else:
         # Scripted traders are shown where the model took no decision.
-        wanted = [one for one in wanted if one.completion and one.metadata.learns] or wanted
+        wanted = [one for one in found if one.completion and one.metadata.learns] or found
     chosen = wanted[-last:]
     if worst:
         known = [one for one in wanted if one.reward is not None]
         chosen = sorted(known, key=lambda one: one.reward or 0.0)[:last]
-    scores = _scores(where, window_id)
+    scores = opened.scores(window_id)
     console = Console()
     for one in chosen:
         console.print(_decision_table(one, scores.get(one.id, {}), full=full))
@@ -242,14 +266,13 @@ def export_windows(
     from rlforge.continuous.decisions.dataset import export_dataset
     from rlforge.system.hub import check_push, push_folder
 
-    reader, _ = _opened_store(where)
-    _check_ids(window or [], reader)
+    opened = _open(where, window or ())
     # Files of two exports would be read as one.
     if folder.exists():
         raise ConfigError(f"{folder} exists already; name a folder that does not")
     # A wrong name must not cost an export.
     check_push(push, public=public)
-    rows = export_dataset(reader, folder, window or None, _run_of(where))
+    rows = export_dataset(opened.reader, folder, window or None, opened.run and opened.run.root)
     # Scripts read the folder from the output, so the count goes to stderr.
     typer.echo(counted(rows, "decision"), err=True)
     if push is not None:
@@ -295,25 +318,76 @@ def import_windows(
 def _with_store(overrides: list[str], where: Path | None) -> list[str]:
     if where is None:
         return overrides
-    reader, _ = _opened_store(where)
-    path = str(reader.root.absolute()).replace("'", "\\'")
+    path = str(_open(where).reader.root.absolute()).replace("'", "\\'")
     # The number of windows is that of the store, unless the user says otherwise.
     given = ["continuous.windows=null", *overrides]
     return [*given, "continuous.source=store", f"store.path='{path}'"]
 
 
-def _opened_store(where: Path) -> tuple[StoreReader, WindowConfig]:
-    """The store at ``where``, and the window settings of its run, or the defaults."""
-    from rlforge.continuous.config.continuous import WindowConfig
+class _Opened(NamedTuple):
+    """A store, the window settings of its run, or the defaults, and that run, if there is one."""
+
+    reader: StoreReader
+    config: WindowConfig
+    run: RunPaths | None
+
+    def window(self, window_id: str, now: float) -> TrainingWindow:
+        """A window without prompts and answers, which are most of a store."""
+        from rlforge.continuous.decisions.windows import Windows
+
+        return Windows(self.reader, self.config).get(window_id, now, brief=True)
+
+    def now(self) -> float:
+        """The current time by the clock of the decisions."""
+        from rlforge.continuous.decisions.windows import Windows
+        from rlforge.record.files import read_jsonl
+
+        if self.config.clock == "wall":
+            return time.time()
+        # A simulated clock stands at the newest decision, or at the end of the last window that
+        # was trained on.
+        window_id = self.reader.window_ids()[-1]
+        moments = [one.timestamp for one in self.reader.decisions(window_id, brief=True)[-1:]]
+        if trained := [] if self.run is None else read_jsonl(self.run.windows):
+            ends = Windows(self.reader, self.config)
+            moments.append(ends.due_at(trained[-1]["window_id"]))
+        return max(moments)
+
+    def scores(self, window_id: str) -> Mapping[str, Mapping[str, Any]]:
+        """Score and explanation of each decision of the window that has them."""
+        from rlforge.record.files import read_json
+
+        found = {} if self.run is None else read_json(self.run.scores(window_id))
+        scores: Mapping[str, Mapping[str, Any]] = found.get("scores", {})
+        return scores
+
+
+def _open(where: Path, window_ids: Collection[str] = ()) -> _Opened:
+    """The store at ``where``; ConfigError for one of ``window_ids`` that it does not hold."""
+    opened = _opened(where)
+    known = opened.reader.window_ids() if window_ids else []
+    for window_id in window_ids:
+        if window_id not in known:
+            raise ConfigError(
+                f"no window {window_id} in {opened.reader.root}"
+                f"{nearest(window_id, known) or '; see rlforge windows list'}"
+            )
+    return opened
+
+
+def _opened(where: Path) -> _Opened:
+    from rlforge.config.roots import read_run
+    from rlforge.continuous.config.continuous import ContinuousConfig, WindowConfig
     from rlforge.continuous.decisions.store import EARLIER, FILE, StoreReader, store_folder
-    from rlforge.record.files import open_run
+    from rlforge.record.files import RunPaths, open_run
 
     # For a store of an earlier release the reader's error says what to do.
     if any((where / name).is_file() for name in (FILE, EARLIER)):
         run = where.absolute().parent
         if not (run / "config.yaml").is_file():
-            return StoreReader(where), WindowConfig()
-        return StoreReader(where), _settings_of(run).window
+            return _Opened(StoreReader(where), WindowConfig(), None)
+        reader = StoreReader(where)
+        return _Opened(reader, read_run(run, ContinuousConfig).window, RunPaths(root=run))
     try:
         open_run(where)
     except RlforgeError as error:
@@ -321,82 +395,11 @@ def _opened_store(where: Path) -> tuple[StoreReader, WindowConfig]:
         store = f"; nor is it a trajectory store: it has no {FILE}" if where.is_dir() else ""
         raise ConfigError(f"{error}{store}") from error
     # A run may keep its store elsewhere.
-    config = _settings_of(where)
+    config = read_run(where, ContinuousConfig)
     folder = store_folder(config.store, where)
     if not folder.exists():
         raise ConfigError(f"{where} has written no decisions yet: there is no {folder}")
-    return StoreReader(folder), config.window
-
-
-def _settings_of(run: Path) -> ContinuousConfig:
-    from rlforge.config.roots import read_run
-    from rlforge.continuous.config.continuous import ContinuousConfig
-
-    return read_run(run, ContinuousConfig)
-
-
-def _now(where: Path, reader: StoreReader, config: WindowConfig) -> float:
-    """The current time by the clock of the decisions."""
-    from rlforge.continuous.decisions.windows import Windows
-    from rlforge.record.files import RunPaths, read_jsonl
-
-    if config.clock == "wall":
-        return time.time()
-    # A simulated clock stands at the newest decision, or at the end of the last window that was
-    # trained on.
-    moments = [one.timestamp for one in reader.decisions(reader.window_ids()[-1], brief=True)[-1:]]
-    run = _run_of(where)
-    if trained := [] if run is None else read_jsonl(RunPaths(root=run).windows):
-        moments.append(Windows(reader, config).due_at(trained[-1]["window_id"]))
-    return max(moments)
-
-
-def _check_ids(window_ids: list[str], reader: StoreReader) -> None:
-    known = reader.window_ids()
-    for window_id in window_ids:
-        if window_id not in known:
-            raise ConfigError(
-                f"no window {window_id} in {reader.root}"
-                f"{nearest(window_id, known) or '; see rlforge windows list'}"
-            )
-
-
-def _list_table(read: Callable[[str], TrainingWindow], ids: Iterable[str]) -> Table:
-    from rlforge.show.formatting import number, percent
-    from rlforge.show.panels import Listing
-
-    titles = ("window", "agents", "decisions", "known", "reward", "ready")
-    table = Listing(*titles, whole=["window"], left=["ready"])
-    for window_id in ids:
-        try:
-            window = read(window_id)
-        except DamagedError as error:  # it must not hide the others
-            table.add_row(window_id, "", "", "", "", Text(str(error), style="red"))
-            continue
-        table.add_row(
-            window.id,
-            f"{len(window.agents):,}",
-            f"{len(window.decisions):,}",
-            percent(window.known),
-            number(window.avg_reward, 3),
-            Text("yes", style="green") if window.ready else f"no: {'; '.join(window.reasons)}",
-        )
-    return table
-
-
-def _run_of(where: Path) -> Path | None:
-    """The run at or above ``where``."""
-    runs = (where, where.absolute().parent)
-    return next((run for run in runs if (run / "config.yaml").is_file()), None)
-
-
-def _scores(where: Path, window_id: str) -> Mapping[str, Mapping[str, Any]]:
-    from rlforge.record.files import RunPaths, read_json
-
-    run = _run_of(where)
-    content = None if run is None else read_json(RunPaths(root=run).scores(window_id))
-    scores: Mapping[str, Mapping[str, Any]] = (content or {}).get("scores", {})
-    return scores
+    return _Opened(StoreReader(folder), config.window, RunPaths(root=where))
 
 
 def _decision_table(decision: Decision, scored: Mapping[str, Any], *, full: bool) -> Table:
@@ -434,23 +437,3 @@ def _decision_table(decision: Decision, scored: Mapping[str, Any], *, full: bool
         rows.append(("answer", text(decision.metadata.reasoning)))
     rows.append(("", ""))
     return facts(rows)
-
-
-def _agents_table(window: TrainingWindow, config: WindowConfig) -> Table:
-    from rlforge.continuous.decisions.windows import activity_of, counts
-    from rlforge.show.formatting import NOTHING, number
-    from rlforge.show.panels import Listing
-
-    titles = ("agent", "decisions", "actions", "known", "reward", "counts")
-    table = Listing(*titles, left=["agent"])
-    for agent in activity_of(window.decisions):
-        reward = number(agent.reward_sum / agent.rewarded, 3) if agent.rewarded else NOTHING
-        table.add_row(
-            agent.agent_id,
-            f"{agent.decisions:,}",
-            f"{agent.actions:,}",
-            f"{agent.complete:,}",
-            reward,
-            "yes" if counts(agent, config) else "no",
-        )
-    return table

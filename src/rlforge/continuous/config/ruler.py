@@ -48,10 +48,8 @@ class JudgeConfig(Group):
     base_url: Url | None = None
     #: The criteria of a good decision.
     rubric: Text = DEFAULT_RUBRIC
-    #: Decisions in one call, which are scored relative to each other.
+    #: Decisions in one call, neighbours in time, which are scored relative to each other.
     group_size: Annotated[int, Range(2)] = 12
-    #: ``time``: neighbours in time, of all agents; ``agent``: decisions of one agent.
-    group_by: Literal["time", "agent"] = "time"
     #: Sampling temperature; null: the endpoint's own (``engine`` is greedy). A reasoning model that
     #: takes no other keeps its own.
     sampling_temperature: NotNegative | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlforge.errors import RlforgeError
@@ -99,6 +99,14 @@ class Decision:
     def refused(self) -> bool:
         """Whether the answer named no action, or none that was accepted."""
         return PROBLEM in self.action
+
+
+def by_agent(decisions: Iterable[Decision]) -> dict[str, list[Decision]]:
+    """The decisions of each agent, agents in order of their first one."""
+    found: dict[str, list[Decision]] = {}
+    for one in decisions:
+        found.setdefault(one.agent_id, []).append(one)
+    return found
 
 
 @value

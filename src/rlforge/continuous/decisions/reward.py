@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from rlforge.continuous.config.continuous import DecisionRewardConfig
-from rlforge.continuous.decisions.records import Decision, Result
+from rlforge.continuous.decisions.records import Decision, Result, by_agent
 from rlforge.types import value
 
 #: Speed term of a fast decision, and minutes of holding below which a decision is one.
@@ -83,13 +83,13 @@ class DecisionReward:
 
     def returns(self, decisions: Sequence[Decision]) -> dict[str, float]:
         """Each agent's discounted return over its rewarded decisions, in order of time."""
-        known = sorted(decisions, key=lambda one: (one.timestamp, one.id))
-        agents = [one.agent_id for one in known if one.reward is not None]
-        rewards = [one.reward for one in known if one.reward is not None]
-        found = returns_to_go(agents, rewards, self._config.gamma)
-        # The first decision of an agent, the last one assigned, has its whole return.
-        whole = dict(zip(reversed(agents), reversed(found), strict=True))
-        return dict(sorted(whole.items()))
+        known = [one for one in decisions if one.reward is not None]
+        agents = by_agent(sorted(known, key=lambda one: (one.timestamp, one.id)))
+        found = {}
+        for agent, own in sorted(agents.items()):
+            rewards = [one.reward or 0.0 for one in own]
+            found[agent] = returns_to_go([agent] * len(own), rewards, self._config.gamma)[0]
+        return found
 
 
 def returns_to_go(agents: Sequence[str], rewards: Sequence[float], gamma: float) -> list[float]:

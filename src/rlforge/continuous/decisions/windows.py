@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from rlforge.continuous.config.continuous import WindowConfig
 from rlforge.continuous.decisions.grid import WindowGrid
-from rlforge.continuous.decisions.records import Decision, TrainingWindow
+from rlforge.continuous.decisions.records import Decision, TrainingWindow, by_agent
 from rlforge.continuous.decisions.store import StoreReader
 from rlforge.types import value
 
@@ -34,9 +34,6 @@ class AgentActivity:
 
 
 def activity_of(decisions: Iterable[Decision]) -> list[AgentActivity]:
-    by_agent: dict[str, list[Decision]] = {}
-    for decision in decisions:
-        by_agent.setdefault(decision.agent_id, []).append(decision)
     return [
         AgentActivity(
             agent_id=agent,
@@ -47,7 +44,7 @@ def activity_of(decisions: Iterable[Decision]) -> list[AgentActivity]:
             rewarded=sum(d.reward is not None and not d.refused for d in own),
             reward_sum=math.fsum(d.reward for d in own if d.reward is not None and not d.refused),
         )
-        for agent, own in sorted(by_agent.items())
+        for agent, own in sorted(by_agent(decisions).items())
     ]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rlforge.continuous.decisions.records import Decision
+from rlforge.continuous.decisions.records import Decision, by_agent
 from rlforge.continuous.loop.performance import is_ours
 from rlforge.types import value
 
@@ -45,12 +45,9 @@ class Conduct:
 
 def conduct(decisions: Sequence[Decision]) -> tuple[Conduct, ...]:
     """Conduct of each agent of the model in one episode, in order of their names."""
-    of_agent: dict[str, list[Decision]] = {}
-    for decision in decisions:
-        if is_ours(decision) and decision.reward is not None:
-            of_agent.setdefault(decision.agent_id, []).append(decision)
+    known = by_agent(one for one in decisions if is_ours(one) and one.reward is not None)
     found = []
-    for _, own in sorted(of_agent.items()):
+    for _, own in sorted(known.items()):
         results = [one.result for one in own if one.result is not None]
         stakes = [result.investment for result in results if result.investment > 0]
         accepted = [one for one in own if not one.refused]

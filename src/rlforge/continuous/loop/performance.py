@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rlforge.continuous.decisions.records import CONTROL, Decision
+from rlforge.continuous.decisions.records import CONTROL, Decision, by_agent
 from rlforge.types import value
 
 POLICY = "policy"
@@ -67,11 +67,8 @@ def by_player(decisions: Iterable[Decision]) -> Mapping[str, Performance]:
 
 def reward_means(decisions: Iterable[Decision]) -> Mapping[str, float]:
     """The mean of the known rewards of each agent that has one."""
-    rewards: dict[str, list[float]] = {}
-    for decision in decisions:
-        if decision.reward is not None:
-            rewards.setdefault(decision.agent_id, []).append(decision.reward)
-    return {agent: _mean(own) for agent, own in rewards.items()}
+    known = by_agent(decision for decision in decisions if decision.reward is not None)
+    return {agent: _mean([one.reward or 0.0 for one in own]) for agent, own in known.items()}
 
 
 @value
@@ -83,8 +80,12 @@ class Difference:
     high: float
 
 
-#: Figures that compare a policy before and after a run.
-COMPARED = ("win_rate", "avg_reward", "avg_pnl")
+#: Figures that compare a policy before and after a run, and what they are.
+COMPARED = {
+    "win_rate": "trades with a profit",
+    "avg_reward": "mean reward",
+    "avg_pnl": "mean profit of a trade",
+}
 
 
 def measured(markets: Sequence[Sequence[Decision]]) -> dict[str, Any]:
@@ -97,17 +98,14 @@ def measured(markets: Sequence[Sequence[Decision]]) -> dict[str, Any]:
             name: asdict(one) for name, one in by_player(d for m in markets for d in m).items()
         },
         "agents": [
-            {name: _by_agent(own) for name, own in players(decisions).items()}
+            {name: _compared(own) for name, own in players(decisions).items()}
             for decisions in markets
         ],
     }
 
 
-def _by_agent(decisions: Sequence[Decision]) -> dict[str, dict[str, float]]:
-    own: dict[str, list[Decision]] = {}
-    for one in decisions:
-        own.setdefault(one.agent_id, []).append(one)
-    found = {agent: performance(made) for agent, made in own.items()}
+def _compared(decisions: Sequence[Decision]) -> dict[str, dict[str, float]]:
+    found = {agent: performance(own) for agent, own in by_agent(decisions).items()}
     return {agent: {key: getattr(one, key) for key in COMPARED} for agent, one in found.items()}
 
 

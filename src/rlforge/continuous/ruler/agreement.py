@@ -1,18 +1,63 @@
-"""How well scores agree with rewards."""
+"""Pairs of decisions by reward, and how well scores agree with rewards."""
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
-from rlforge.continuous.ruler.pairs import generate_pairs
 from rlforge.types import value
 
-# Most pairs compared, drawn by a fixed seed: a window of 10,000 decisions has 50 million.
-_MOST_PAIRS = 200_000
+Indices = NDArray[np.intp]
+Floats = NDArray[np.float64]
+
+#: Most pairs that one window gives; drawn by seed where there are more.
+MAX_PAIRS = 4000
+#: Most pairs compared, by a fixed seed: a window of 10,000 decisions has 50 million.
+_MOST_COMPARED = 200_000
+
+
+@value
+class Pairs:
+    """Positions of decisions: ``better[k]`` was preferred to ``worse[k]``."""
+
+    better: Indices
+    worse: Indices
+
+    def __len__(self) -> int:
+        return len(self.better)
+
+
+def generate_pairs(
+    rewards: Sequence[float | None], *, margin: float, max_pairs: int, seed: int
+) -> Pairs:
+    """Pairs of positions whose rewards are finite and differ by more than ``margin``.
+
+    Where there are more than ``max_pairs``, these are drawn uniformly without repeats.
+    """
+    known = np.array(
+        [i for i, r in enumerate(rewards) if r is not None and np.isfinite(r)], dtype=np.intp
+    )
+    found = np.array([rewards[i] for i in known], dtype=np.float64)
+    ascending = np.argsort(found, kind="stable")
+    known, found = known[ascending], found[ascending]
+    # In ascending order a decision beats exactly the first ``beaten`` ones.
+    beaten = np.searchsorted(found, found - margin, side="left")
+    last = np.cumsum(beaten)
+    total = int(last[-1]) if len(last) else 0
+    if total <= max_pairs:
+        numbers = np.arange(total, dtype=np.intp)
+    else:
+        # Numbers of pairs are drawn, not pairs: a window may have millions.
+        drawn = random.Random(seed).sample(range(total), max_pairs)
+        numbers = np.array(drawn, dtype=np.intp)
+    winner = np.searchsorted(last, numbers, side="right")
+    loser = numbers - (last[winner] - beaten[winner])
+    return Pairs(better=known[winner], worse=known[loser])
 
 
 @value
@@ -41,7 +86,7 @@ def agreement(scores: Sequence[float | None], truths: Sequence[float | None]) ->
         if score is not None and truth is not None and math.isfinite(truth)
     ]
     given, true = np.array(known, dtype=np.float64).reshape(-1, 2).T
-    pairs = generate_pairs(true.tolist(), margin=0.0, max_pairs=_MOST_PAIRS, seed=0)
+    pairs = generate_pairs(true.tolist(), margin=0.0, max_pairs=_MOST_COMPARED, seed=0)
     if not len(pairs):
         return Agreement(kendall_tau=None, pairwise_accuracy=None, pairs=0)
     ahead = given[pairs.better] - given[pairs.worse]

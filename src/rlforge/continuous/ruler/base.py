@@ -101,26 +101,13 @@ def nothing_to_compare(decisions: Sequence[Decision], min_agents: int) -> str | 
 
 
 def undecided(
-    decisions: Sequence[Decision], reason: str, metrics: Mapping[str, float] | None = None
+    decisions: Sequence[Decision], reason: str, metrics: Mapping[str, float]
 ) -> DecisionScores:
     """0.5 for each, because of ``reason``, which is logged."""
     if decisions:
-        log.warning("%s: nothing to compare: %s; every score is 0.5", _window(decisions), reason)
-    count = len(decisions)
-    counts = {"nothing_to_compare": 1.0, "unscored": 0.0, "scored": float(count)}
-    return DecisionScores(
-        values=(0.5,) * count,
-        explanations=(f"nothing to compare: {reason}",) * count,
-        metrics={**(metrics or {}), **counts},
-    )
-
-
-def unscored(
-    decisions: Sequence[Decision], reason: str, metrics: Mapping[str, float]
-) -> DecisionScores:
-    """None for each, because of ``reason``, which is logged."""
-    log.warning("%s: %d decisions unscored: %s", _window(decisions), len(decisions), reason)
-    return finished(decisions, [None] * len(decisions), [reason] * len(decisions), metrics)
+        log.warning("%s: nothing to compare: %s; every score is 0.5", window_of(decisions), reason)
+    why = [f"nothing to compare: {reason}"] * len(decisions)
+    return _counted([0.5] * len(decisions), why, {**metrics, "nothing_to_compare": 1.0})
 
 
 def finished(
@@ -134,14 +121,19 @@ def finished(
     # Equal scores select all decisions or none, so that the threshold would decide, not the scorer.
     if len(known) == len(values) > 1 and max(known) - min(known) < _SAME:
         return undecided(decisions, "all scores are equal", metrics)
-    counts = {"scored": float(len(known)), "unscored": float(len(values) - len(known))}
+    return _counted(values, explanations, {**metrics, "nothing_to_compare": 0.0})
+
+
+def _counted(
+    values: Sequence[float | None], explanations: Sequence[str], metrics: Mapping[str, float]
+) -> DecisionScores:
+    unscored = sum(value is None for value in values)
+    counts = {"scored": float(len(values) - unscored), "unscored": float(unscored)}
     return DecisionScores(
-        values=tuple(values),
-        explanations=tuple(explanations),
-        metrics={**metrics, "nothing_to_compare": 0.0, **counts},
+        values=tuple(values), explanations=tuple(explanations), metrics={**metrics, **counts}
     )
 
 
-def _window(decisions: Sequence[Decision]) -> str:
+def window_of(decisions: Sequence[Decision]) -> str:
     ids = sorted({decision.window_id for decision in decisions})
     return f"window {ids[0]}" if len(ids) == 1 else f"windows {ids[0]} to {ids[-1]}"

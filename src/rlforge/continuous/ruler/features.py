@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,6 @@ from numpy.typing import NDArray
 from rlforge.continuous.decisions.records import Decision, Json, Metadata, Result
 from rlforge.continuous.decisions.reward import FAST_MINUTES
 from rlforge.continuous.market.actions import FIELDS
-from rlforge.types import value
 
 STATE_ACTION, WITH_OUTCOME = "state_action", "with_outcome"
 
@@ -51,22 +51,18 @@ def sign_of(named: Json) -> int:
     return 1 if named.get("outcome") == "YES" or named.get("side") == "long" else -1
 
 
-@value
-class _Target:
+class _Target(NamedTuple):
     """The market or ticker that a trade is ``about``, and the ``offer`` in ``state.markets``.
 
-    sign: 1 if the trade gains when YES or the price rises, -1 if it loses. closed: the position
-    that the trade ends, with the opposite sign; empty for other trades.
+    All is empty for other actions, and for trades of what ``state`` does not have. sign: 1 if the
+    trade gains when YES or the price rises, -1 if it loses. closed: the position that the trade
+    ends, with the opposite sign; empty for other trades.
     """
 
-    about: str | None
-    offer: Json
-    sign: int
-    closed: Json
-
-
-#: The target of other actions, and of trades of what ``state`` does not have.
-_NOTHING = _Target(about=None, offer={}, sign=0, closed={})
+    about: str | None = None
+    offer: Json = MappingProxyType({})
+    sign: int = 0
+    closed: Json = MappingProxyType({})
 
 
 def _row(decision: Decision, features: str) -> dict[str, float]:
@@ -106,7 +102,7 @@ def _trade(decision: Decision, target: _Target) -> dict[str, float]:
     leverage = _number(action, "leverage") if opens else 0.0
     size = _number(action, "amount" if kind == "BUY_SHARES" else "size") if opens else 0.0
     stake = size / leverage if kind == "OPEN_POSITION" and leverage > 0 else size
-    allowed = target != _NOTHING and (not opens or 0 < stake <= balance)
+    allowed = bool(target.offer) and (not opens or 0 < stake <= balance)
     offer, sign, closed = target.offer, target.sign, target.closed
     feed = _stances(_listed(_part(state, "social"), "feed"), target.about)
     noted = _stances(_listed(_part(state, "agent"), "memory"), target.about)
@@ -168,13 +164,9 @@ def _find_target(action: Json, state: Json) -> _Target:
         named = next((held for held in positions if held.get("id") == wanted), {})
     offer, sign = _offer(_named(named), state), sign_of(named)
     if kind not in _TRADES or not offer:
-        return _NOTHING
-    return _Target(
-        about=str(_named(named)),
-        offer=offer,
-        sign=-sign if closes else sign,
-        closed=named if closes else {},
-    )
+        return _Target()
+    about = str(_named(named))
+    return _Target(about, offer, -sign, named) if closes else _Target(about, offer, sign)
 
 
 def _named(trade: Json) -> Any:
@@ -183,9 +175,11 @@ def _named(trade: Json) -> Any:
 
 def _offer(about: Any, state: Json) -> Json:
     markets = _part(state, "markets")
-    named = [(offer.get("id"), offer) for offer in _listed(markets, "predictions")]
-    named += [(offer.get("ticker"), offer) for offer in _listed(markets, "perpetuals")]
-    return next((offer for name, offer in named if name == about and about is not None), {})
+    for part, key in (("predictions", "id"), ("perpetuals", "ticker")):
+        for offer in _listed(markets, part):
+            if about is not None and offer.get(key) == about:
+                return offer
+    return {}
 
 
 def _price(offer: Json) -> float:

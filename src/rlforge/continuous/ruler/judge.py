@@ -11,7 +11,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, groupby, pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 from scipy.special import expit, logit
@@ -50,16 +50,8 @@ _BY_PLACE, _ENOUGH_PAIRS = 0.2, 30
 _DOWN_AFTER = 3
 
 _TABLE = "CREATE TABLE IF NOT EXISTS answers (question TEXT PRIMARY KEY, verdicts TEXT NOT NULL)"
-_COUNTS = (
-    "groups",
-    "cut",
-    "failed_groups",
-    "calls",
-    "tokens",
-    "retries",
-    "cache_hits",
-    "cache_failed",
-)
+#: What is counted of a window.
+_COUNTS = ("groups", "cut", "failed_groups", "calls", "tokens", "retries", "cache_hits")
 
 
 class AnswerCache:
@@ -105,7 +97,7 @@ def _key(backend: str, question: JudgeQuestion) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-#: Score, None for none, and explanation of each decision of a group.
+#: Score, None for none, and explanation of each decision.
 Verdicts = Sequence[tuple[float | None, str]]
 
 
@@ -189,29 +181,30 @@ class JudgeScorer:
         learning = [place for place, one in enumerate(decisions) if one.metadata.learns]
         places = learning or range(len(decisions))
         found = await self._score([decisions[place] for place in places])
-        values: list[float | None] = [None] * len(decisions)
-        explanations = [NOT_JUDGED] * len(decisions)
-        for place, score, why in zip(places, found.values, found.explanations, strict=True):
-            values[place], explanations[place] = score, why
-        return replace(found, values=tuple(values), explanations=tuple(explanations))
+        judged = dict(zip(places, zip(found.values, found.explanations, strict=True), strict=True))
+        values, explanations = _apart(
+            [judged.get(place, (None, NOT_JUDGED)) for place in range(len(decisions))]
+        )
+        return replace(found, values=values, explanations=explanations)
 
     async def _score(self, decisions: Sequence[Decision]) -> DecisionScores:
         if reason := nothing_to_compare(decisions, self._config.min_agents):
-            return undecided(decisions, reason)
+            return undecided(decisions, reason, {})
         budget = JudgeBudget(self._config.judge)
-        groups = divide(decisions, self._config.judge)
+        groups = divide(decisions, self._config.judge.group_size)
         members = [[decisions[i] for i in group] for group in groups]
         verdicts = await asyncio.gather(*(self._group(group, budget) for group in members))
         verdicts, order = await self._both_orders(members, verdicts, budget)
-        values: list[float | None] = [None] * len(decisions)
-        explanations = [""] * len(decisions)
-        for position, (score, why) in zip(chain(*groups), chain(*verdicts), strict=True):
-            if score is not None:
-                values[position] = float(expit(logit(score) / self._config.temperature))
-            explanations[position] = why
+        judged = dict(zip(chain(*groups), chain(*verdicts), strict=True))
+        given, explanations = _apart([judged[place] for place in range(len(decisions))])
+        values = [
+            None if score is None else float(expit(logit(score) / self._config.temperature))
+            for score in given
+        ]
         self._given = {one.id: score for one, score in zip(decisions, values, strict=True)}
-        budget.counts.update(groups=len(groups), cache_failed=int(self._cache.failed))
-        metrics = budget.metrics() | order.metrics("judge_order_")
+        budget.counts["groups"] = len(groups)
+        failed = {"judge_cache_failed": float(self._cache.failed)}
+        metrics = budget.metrics() | failed | order.metrics("judge_order_")
         return replace(finished(decisions, values, explanations, metrics), note=_by_place(order))
 
     def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
@@ -309,21 +302,15 @@ class JudgeScorer:
         raise UnscoredError(problem)
 
 
-def divide(decisions: Sequence[Decision], config: JudgeConfig) -> list[tuple[int, ...]]:
+def _apart(verdicts: Verdicts) -> tuple[tuple[float | None, ...], tuple[str, ...]]:
+    """The scores and the explanations."""
+    return tuple(score for score, _ in verdicts), tuple(why for _, why in verdicts)
+
+
+def divide(decisions: Sequence[Decision], most: int) -> list[tuple[int, ...]]:
     """Positions of the decisions that are judged together, in groups of about the same size."""
     # Neighbours in time see nearly the same market, which is shown once then.
     by_time = sorted(range(len(decisions)), key=lambda i: (decisions[i].timestamp, decisions[i].id))
-    if config.group_by == "time":
-        return _evenly(by_time, config.group_size)
-    by_agent = sorted(by_time, key=lambda i: decisions[i].agent_id)
-    return [
-        group
-        for _, own in groupby(by_agent, key=lambda i: decisions[i].agent_id)
-        for group in _evenly(list(own), config.group_size)
-    ]
-
-
-def _evenly(positions: Sequence[int], most: int) -> list[tuple[int, ...]]:
-    count = -(-len(positions) // most)
-    ends = [len(positions) * k // count for k in range(count + 1)]
-    return [tuple(positions[start:end]) for start, end in pairwise(ends)]
+    count = -(-len(by_time) // most)
+    ends = [len(by_time) * k // count for k in range(count + 1)]
+    return [tuple(by_time[start:end]) for start, end in pairwise(ends)]

@@ -13,18 +13,17 @@ import numpy as np
 
 from rlforge.continuous.config.ruler import RulerConfig
 from rlforge.continuous.decisions.records import Decision, TrainingWindow
-from rlforge.continuous.ruler.agreement import agreement, pooled
+from rlforge.continuous.ruler.agreement import Floats, agreement, pooled
 from rlforge.continuous.ruler.base import (
     DecisionScores,
     finished,
     finite_rewards,
     nothing_to_compare,
     undecided,
-    unscored,
+    window_of,
 )
 from rlforge.continuous.ruler.features import STATE_ACTION, feature_names, featurize
 from rlforge.continuous.ruler.judge_backends import LocalModel
-from rlforge.continuous.ruler.pairs import Floats
 from rlforge.errors import CheckpointError
 from rlforge.system.files import atomic_path
 from rlforge.types import value
@@ -145,14 +144,14 @@ class LearnedScorer(abc.ABC):
 
     async def score(self, decisions: Sequence[Decision]) -> DecisionScores:
         if reason := nothing_to_compare(decisions, self.config.min_agents):
-            return undecided(decisions, reason)
-        rewards = finite_rewards(decisions)
-        judged = self.judge(featurize(decisions, self.config.features), rewards)
-        metrics = {"learned_windows": float(len(self.memory.windows))}
+            return undecided(decisions, reason, {})
+        features, count = featurize(decisions, self.config.features), len(decisions)
+        judged = self.judge(features, finite_rewards(decisions))
         if judged is None:
-            reason = "no window was learned so far, and too few outcomes of this one are known"
-            return unscored(decisions, reason, metrics)
-        metrics |= judged.metrics
+            why = "no window was learned so far, and too few outcomes of this one are known"
+            log.warning("%s: %d decisions unscored: %s", window_of(decisions), count, why)
+            judged = DecisionScores(values=(None,) * count, explanations=(why,) * count, metrics={})
+        metrics = {"learned_windows": float(len(self.memory.windows)), **judged.metrics}
         return finished(decisions, judged.values, judged.explanations, metrics)
 
     def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:

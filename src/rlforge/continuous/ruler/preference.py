@@ -9,9 +9,9 @@ import numpy as np
 from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
+from rlforge.continuous.ruler.agreement import MAX_PAIRS, Floats, Pairs, generate_pairs
 from rlforge.continuous.ruler.base import DecisionScores
 from rlforge.continuous.ruler.learned import LearnedScorer
-from rlforge.continuous.ruler.pairs import MAX_PAIRS, Floats, Pairs, generate_pairs
 
 #: Weight of the L2 penalty on the weights of standardised features.
 L2 = 1.0

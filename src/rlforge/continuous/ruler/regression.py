@@ -13,9 +13,9 @@ from sklearn.model_selection import KFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from rlforge.continuous.ruler.agreement import Floats
 from rlforge.continuous.ruler.base import DecisionScores
 from rlforge.continuous.ruler.learned import LearnedScorer
-from rlforge.continuous.ruler.pairs import Floats
 
 #: Fewest known rewards to fit a model to.
 _FEWEST = 4

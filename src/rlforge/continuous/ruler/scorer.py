@@ -10,9 +10,9 @@ from pathlib import Path
 from rlforge.config.plugins import SCORERS
 from rlforge.continuous.config.ruler import RulerConfig
 from rlforge.continuous.decisions.records import Decision, TrainingWindow
+from rlforge.continuous.ruler.agreement import MAX_PAIRS, generate_pairs
 from rlforge.continuous.ruler.base import DecisionScorer, DecisionScores, finite_rewards
 from rlforge.continuous.ruler.judge_backends import ENGINE, LocalModel, check_endpoint
-from rlforge.continuous.ruler.pairs import MAX_PAIRS, generate_pairs
 
 
 def make_scorer(
