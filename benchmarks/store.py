@@ -30,8 +30,13 @@ from common import record, seconds, shown, spread
 from rlforge.continuous.config.continuous import WindowConfig
 from rlforge.continuous.decisions.columns import decision_row
 from rlforge.continuous.decisions.dataset import export_dataset, import_dataset
-from rlforge.continuous.decisions.grid import WindowGrid
-from rlforge.continuous.decisions.records import Decision, DecisionOutcome, Metadata, Result
+from rlforge.continuous.decisions.records import (
+    Decision,
+    DecisionOutcome,
+    Metadata,
+    Result,
+    WindowGrid,
+)
 from rlforge.continuous.decisions.store import StoreReader, TrajectoryStore
 from rlforge.continuous.decisions.windows import Windows
 

@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 from tests import factories
 
-from rlforge.continuous.decisions.grid import WindowGrid
-from rlforge.continuous.decisions.records import Decision, DecisionOutcome, Metadata, Result
+from rlforge.continuous.decisions.records import (
+    Decision,
+    DecisionOutcome,
+    Metadata,
+    Result,
+    WindowGrid,
+)
 
 #: 2024-11-13 10:00 UTC.
 TEN = 1731492000.0

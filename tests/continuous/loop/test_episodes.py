@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tests import factories
 
-from rlforge.continuous.decisions.grid import WindowGrid
+from rlforge.continuous.decisions.records import WindowGrid
 from rlforge.continuous.decisions.store import TrajectoryStore
 from rlforge.continuous.loop.episodes import EpisodesDriver
 from rlforge.continuous.loop.run import ContinuousRun

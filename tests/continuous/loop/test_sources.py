@@ -6,7 +6,7 @@ import json
 import pytest
 from tests import factories
 
-from rlforge.continuous.decisions.grid import WindowGrid, window_start
+from rlforge.continuous.decisions.records import WindowGrid, window_start
 from rlforge.continuous.decisions.store import TrajectoryStore
 from rlforge.continuous.loop.sources import first_window
 from rlforge.errors import RunError

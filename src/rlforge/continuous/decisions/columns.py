@@ -9,8 +9,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from rlforge.continuous.decisions.grid import calendar_date, window_start
-from rlforge.continuous.decisions.records import Decision, DecisionOutcome, Metadata, Result
+from rlforge.continuous.decisions.records import (
+    Decision,
+    DecisionOutcome,
+    Metadata,
+    Result,
+    calendar_date,
+    window_start,
+)
 from rlforge.errors import RlforgeError
 from rlforge.record.digests import digest_of
 from rlforge.system.values import Codec, writable

@@ -25,7 +25,7 @@ from rlforge.continuous.decisions.columns import (
     decision_row,
     to_decision,
 )
-from rlforge.continuous.decisions.grid import calendar_date
+from rlforge.continuous.decisions.records import calendar_date
 from rlforge.continuous.decisions.store import Row, StoreReader, TrajectoryStore, errors_explained
 from rlforge.errors import RlforgeError, counted
 from rlforge.record.files import RunPaths, read_json, read_jsonl

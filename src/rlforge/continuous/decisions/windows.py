@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
 from rlforge.continuous.config.continuous import WindowConfig
-from rlforge.continuous.decisions.grid import WindowGrid
-from rlforge.continuous.decisions.records import Decision, TrainingWindow, by_agent
+from rlforge.continuous.decisions.records import Decision, TrainingWindow, WindowGrid, by_agent
 from rlforge.continuous.decisions.store import StoreReader
 from rlforge.types import value
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from rlforge.config.plugins import EPISODES
 from rlforge.continuous.config.continuous import ContinuousConfig
-from rlforge.continuous.decisions.grid import WindowGrid
-from rlforge.continuous.decisions.records import CONTROL, Decision
+from rlforge.continuous.decisions.records import CONTROL, Decision, WindowGrid
 from rlforge.continuous.decisions.store import TrajectoryStore
 from rlforge.continuous.loop.answers import Ask, answer_decision, state_after
 from rlforge.continuous.loop.session import Session, SessionModel

@@ -19,8 +19,7 @@ from typing import Any
 from rlforge.config.plugins import REDACTIONS
 from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.decisions.columns import decision_row, to_decision
-from rlforge.continuous.decisions.grid import WindowGrid
-from rlforge.continuous.decisions.records import Decision
+from rlforge.continuous.decisions.records import Decision, WindowGrid
 from rlforge.continuous.decisions.store import TrajectoryStore
 from rlforge.continuous.loop.answers import Conversation, answer_decision, state_after
 from rlforge.continuous.serving.conversations import conversation_tokens

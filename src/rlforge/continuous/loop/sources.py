@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from rlforge.continuous.config.continuous import ContinuousConfig
-from rlforge.continuous.decisions.grid import WindowGrid, window_start
-from rlforge.continuous.decisions.records import CONTROL, Decision
+from rlforge.continuous.decisions.records import CONTROL, Decision, WindowGrid, window_start
 from rlforge.continuous.decisions.store import StoreReader, TrajectoryStore, store_folder
 from rlforge.continuous.decisions.windows import Windows
 from rlforge.continuous.loop.episodes import EpisodesDriver

@@ -10,7 +10,7 @@ from rlforge.config.plugins import EPISODES, EXTRACTIONS, REDACTIONS, SCORERS
 from rlforge.config.schema import PolicyConfig
 from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.config.market import MarketConfig
-from rlforge.continuous.decisions.grid import WindowGrid, window_start
+from rlforge.continuous.decisions.records import WindowGrid, window_start
 from rlforge.continuous.decisions.store import check_store
 from rlforge.continuous.market.actions import NO_OP, Json
 from rlforge.continuous.market.text import describe, forms

@@ -23,7 +23,6 @@ from rlforge.continuous.ruler.base import (
     window_of,
 )
 from rlforge.continuous.ruler.features import STATE_ACTION, feature_names, featurize
-from rlforge.continuous.ruler.judge_backends import LocalModel
 from rlforge.errors import CheckpointError
 from rlforge.system.files import atomic_path
 from rlforge.types import value
@@ -128,7 +127,7 @@ class LearnedScorer(abc.ABC):
     #: Name of the state file under ``ruler.model_path``.
     file_name: ClassVar[str]
 
-    def __init__(self, config: RulerConfig, seed: int = 0, local: LocalModel | None = None) -> None:
+    def __init__(self, config: RulerConfig, seed: int = 0, local: object = None) -> None:
         self.config, self.seed = config, seed
         self.memory = WindowMemory(
             feature_names(config.features),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rlforge.continuous.decisions.grid import WindowGrid, window_start
+from rlforge.continuous.decisions.records import WindowGrid, window_start
 from rlforge.errors import RlforgeError
 
 times = st.floats(-1e10, 1e11)
