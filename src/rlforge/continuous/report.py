@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 
 from rlforge.continuous.decisions.records import PROBLEM, Decision
-from rlforge.continuous.loop.performance import COMPARED
 from rlforge.show.formatting import NOTHING, count, duration, number, percent, points
 from rlforge.show.report import curves
 from rlforge.show.report.charts import COLOURS, NOISE, Chart, Series
@@ -29,7 +28,13 @@ _SOCIAL = {
     },
 }
 
-#: Figures of ``COMPARED`` that are shares.
+#: Figures that compare a policy before and after a run, and what they are.
+COMPARED = {
+    "win_rate": "trades with a profit",
+    "avg_reward": "mean reward",
+    "avg_pnl": "mean profit of a trade",
+}
+#: Those that are shares.
 _SHARES = ("win_rate",)
 #: Changes of a share below this have no window in which they happened.
 _WORTH_NAMING = 0.02

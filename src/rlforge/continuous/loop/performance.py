@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rlforge.continuous.decisions.records import CONTROL, Decision, by_agent
+from rlforge.continuous.report import COMPARED
 from rlforge.types import value
 
 POLICY = "policy"
@@ -78,14 +79,6 @@ class Difference:
     mean: float
     low: float
     high: float
-
-
-#: Figures that compare a policy before and after a run, and what they are.
-COMPARED = {
-    "win_rate": "trades with a profit",
-    "avg_reward": "mean reward",
-    "avg_pnl": "mean profit of a trade",
-}
 
 
 def measured(markets: Sequence[Sequence[Decision]]) -> dict[str, Any]:
