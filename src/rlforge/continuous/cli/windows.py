@@ -272,7 +272,8 @@ def export_windows(
         raise ConfigError(f"{folder} exists already; name a folder that does not")
     # A wrong name must not cost an export.
     check_push(push, public=public)
-    rows = export_dataset(opened.reader, folder, window or None, opened.run and opened.run.root)
+    run_dir = None if opened.run is None else opened.run.root
+    rows = export_dataset(opened.reader, folder, window or None, run_dir)
     # Scripts read the folder from the output, so the count goes to stderr.
     typer.echo(counted(rows, "decision"), err=True)
     if push is not None:
