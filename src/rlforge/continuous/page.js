@@ -11,7 +11,9 @@ async function renew() {
   try {
     const answer = await fetch(location.pathname, { cache: "no-store" });
     if (!answer.ok) throw new Error(answer.status);
-    const fresh = parts(new DOMParser().parseFromString(await answer.text(), "text/html"));
+    // Without the styles and scripts around it, whose nonces are not this page's.
+    const [main] = /<main>[^]*<\/main>/.exec(await answer.text());
+    const fresh = parts(new DOMParser().parseFromString(main, "text/html"));
     const old = parts(document), texts = fresh.map((part) => part.outerHTML);
     const used = (part) => part.contains(document.activeElement);
     if (fresh.length !== old.length) {

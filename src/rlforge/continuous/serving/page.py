@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 #: Most deployments, windows and decisions on the page, and decisions among which the model's are.
 _DEPLOYMENTS, _WINDOWS, _DECISIONS, _LOOKED_AT = 20, 12, 12, 200
 
-#: The first charts of the report's results: reward above the control, profits, reward.
+#: Most charts: the first of the report's, of the reward above the control, profits and rewards.
 _CHARTS = 3
 
 #: Phases of versions that nobody gets.
@@ -222,7 +222,7 @@ class Page:
             activity=activity,
             served=served,
             history=served.history[: -_DEPLOYMENTS - 1 : -1],
-            charts=[] if run is None else results(run)[:_CHARTS],
+            charts=[] if run is None else [one for one in results(run) if one.shown][:_CHARTS],
             rows=[] if run is None else run.windows[: -_WINDOWS - 1 : -1],
             decisions=[decision_row(one, _state(one)) for one in decisions],
             ENDED=_ENDED,
