@@ -75,7 +75,7 @@ class Faults:
         """The good adapter without its manifest, changed."""
         path = self.folder / "spoiled" / name
         path.mkdir(parents=True)
-        copy_files(self.next, fingerprint(self.next))(path)
+        copy_files(self.next, fingerprint(self.next), path)
         spoil(path)
         return path
 

@@ -161,7 +161,7 @@ def opened(config, engine, probes, tmp_path):
 
 def without_manifest(checkpoint: Path, target: Path) -> Path:
     target.mkdir()
-    copy_files(checkpoint, fingerprint(checkpoint))(target)
+    copy_files(checkpoint, fingerprint(checkpoint), target)
     return target
 
 

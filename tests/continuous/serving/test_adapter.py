@@ -73,7 +73,7 @@ def test_a_file_that_is_truncated_or_changed_after_its_digest_is_refused(make_ad
     whole = described.read_bytes()
     described.write_text("{}")
     with pytest.raises(DeploymentError, match=r"adapter_config.json changed while"):
-        copy_files(path, files)(tmp_path)
+        copy_files(path, files, tmp_path)
     described.write_bytes(whole)
     file = path / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])

@@ -40,7 +40,7 @@ HALF = {"name": "add", "arguments": "{"}
 DEEP = {"name": "add", "arguments": '{"a": ' + "[" * 100_000}
 COLOUR = {"type": "json_schema", "json_schema": {"name": "c", "schema": {"enum": ["red", "blue"]}}}
 IMAGE = {"type": "image_url", "image_url": {"url": "http://a/b.png"}}
-OUT_OF_RANGE = {"top_p": 0, "top_k": -1, "min_p": 1, "max_tokens": 0, "messages": []}
+ARGUMENTS = "messages.0.tool_calls.0.function.arguments"
 ODD = {"type": "json_schema", "json_schema": {"name": "c", "schema": {"type": "colour"}}}
 
 WITH_TOOLS = (
@@ -358,79 +358,64 @@ async def test_a_stop_string_ends_the_answer_before_it(served):
     assert "".join([p.choices[0].text async for p in pieces]) == whole[: whole.index(stop)]
 
 
-@pytest.mark.parametrize(
-    ("change", "part"),
-    [
-        *[({name: wrong}, name) for name, wrong in OUT_OF_RANGE.items()],
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "role"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "content.0.type: must be 'text'"),
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"messages": [{"role": "user"}]}, "content"),
-        ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "assistant"),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "function": HALF}]}]},
-            "arguments",
-        ),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "function": DEEP}]}]},
-            "arguments",
-        ),
-        ({"tool_choice": "required"}, "tool_choice is required, and there are no tools"),
-        (
-            {"tools": [WAIT], "tool_choice": {"type": "function", "function": {"name": "add"}}},
-            "tool_choice names 'add', which is not in tools",
-        ),
-        ({"tool_choice": "perhaps"}, "tool_choice"),
-        ({"tools": [WAIT], "response_format": {"type": "json_object"}}, "no response_format"),
-        ({"response_format": {"type": "xml"}}, "response_format"),
-        ({"response_format": {"type": "json_schema"}}, "json_schema belongs to the type"),
-        ({"response_format": ODD}, "schema is not supported: failed to compile JSON schema"),
-        ({"tools": [WAIT]}, "tools: the model's chat template knows no tools"),
-        ({"metadata": {"a": 1}}, "metadata"),
-        ({"messages": [{"role": "user", "content": "go " * 500}]}, "max_model_len"),
-    ],
-)
-async def test_an_invalid_request_is_a_400_with_the_reason(served, change, part):
-    body = {"model": "small", "messages": [{"role": "user", "content": "go"}]} | change
-    answer = await served.http.post("/v1/chat/completions", json=body)
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
-    assert part in f"{error['param']}: {error['message']}"
-    assert error["type"] == "invalid_request_error"
+def said(role, **rest):
+    return {"messages": [{"role": role, **rest}]}
+
+
+NAMED = {"type": "function", "function": {"name": "add"}}
 
 
 @pytest.mark.parametrize(
     ("change", "param", "message"),
     [
-        ({"temperature": 3}, "temperature", "temperature: must be less than or equal to 2"),
-        ({"temperature": "hot"}, "temperature", "temperature: must be a valid number"),
-        ({"max_tokens": 1.5}, "max_tokens", "max_tokens: must be a valid integer"),
+        ({"temperature": 3}, "temperature", "must be less than or equal to 2"),
+        ({"temperature": "hot"}, "temperature", "must be a valid number"),
         (
             {"stop": ["a", "b", "c", "d", "e"]},
             "stop",
-            "stop: must be a valid string, or must have at most 4 items after validation, not 5",
+            "must be a valid string, or must have at most 4 items after validation, not 5",
         ),
-        ({"prompt": None}, "prompt", "prompt: must be a valid string, or must be a valid list"),
+        ({"stream_options": {"x": 1}}, "stream_options.x", "unknown parameter"),
+        ({"temperatur": 1}, "temperatur", "unknown parameter; did you mean temper"),
+        ({"n": True}, "n", "not supported; leave it out or give 1"),
+        ({"prompt": None}, "prompt", "must be a valid string, or must be a valid list"),
+        ({"prompt": ["a", "b"]}, "prompt", "several prompts are not supported; send a request"),
+        ({"prompt": [[5, 6], [7]]}, "prompt", "several prompts are not supported"),
+        ({"prompt": "go", "echo": True}, "echo", "not supported; leave it out or give false"),
+        (said("user", content=[IMAGE]), "messages.0.content.0.type", "must be 'text'"),
+        (said("user"), "messages.0", "a message has content, or tool_calls"),
+        (said("user", content="x", tool_calls=[CALL]), "messages.0", "tool_calls belong to mess"),
+        (said("assistant", tool_calls=[{**CALL, "function": HALF}]), ARGUMENTS, "EOF while"),
+        (said("assistant", tool_calls=[{**CALL, "function": DEEP}]), ARGUMENTS, "recursion limit"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function", "is missing"),
+        ({"tool_choice": "required"}, None, "tool_choice is required, and there are no tools"),
+        ({"tools": [WAIT], "tool_choice": NAMED}, None, "tool_choice names 'add', which is not"),
         (
-            {"prompt": ["a", "b"]},
-            "prompt",
-            "prompt: several prompts are not supported; send a request for each",
+            {"tools": [WAIT], "response_format": {"type": "json_object"}},
+            None,
+            "an answer that may call tools has no response_format",
         ),
-        ({"prompt": [[5, 6], [7]]}, "prompt", "prompt: several prompts are not supported"),
-        ({"logprobs": 5}, "logprobs", "logprobs: must be less than or equal to 1"),
-        ({"stream_options": {"x": 1}}, "stream_options.x", "stream_options.x: unknown parameter"),
-        ({"temperatur": 1}, "temperatur", "temperatur: unknown parameter; did you mean temper"),
-        ({"n": True}, "n", "n: not supported; leave it out or give 1"),
-        ({"echo": True}, "echo", "echo: not supported; leave it out or give false"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema belongs to"),
+        ({"response_format": ODD}, "response_format", "the schema is not supported: failed to"),
+        ({"tools": [WAIT]}, "tools", "the model's chat template knows no tools"),
     ],
 )
 async def test_a_wrong_parameter_is_named_with_what_it_must_be(served, change, param, message):
-    answer = await served.post(**change)
+    text = "prompt" in change
+    body = {"model": "small", **({} if text else said("user", content="go")), **change}
+    path = "/v1/completions" if text else "/v1/chat/completions"
+    answer = await served.http.post(path, json=body)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
-    assert error["param"] == param
-    assert error["message"].startswith(message)
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert error["message"].removeprefix(f"{param or 'body'}: ").startswith(message)
     assert (error["code"] == "unknown_parameter") is ("unknown parameter" in message)
+
+
+async def test_a_conversation_that_is_too_long_has_the_code_at_which_clients_cut_it(served):
+    with pytest.raises(openai.BadRequestError, match="max_model_len") as refused:
+        await served.chat("go " * 500)
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "messages")
 
 
 @pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
@@ -663,11 +648,10 @@ async def test_requests_that_outlast_drain_s_are_cancelled(serving, slow):
         await asyncio.gather(under_way, return_exceptions=True)
 
 
-async def test_a_service_names_its_model_and_limits_answers_by_default(serving, monkeypatch):
-    monkeypatch.setattr("rlforge.continuous.serving.server.DEFAULT_MAX_TOKENS", 1)
-    async with serving(model_name="mine") as served:
-        assert (await served.openai.models.list()).data[0].id == "mine"
-        answer = await served.openai.completions.create(model="mine", prompt="go")
+async def test_a_service_limits_answers_by_default(serving, monkeypatch):
+    monkeypatch.setattr("rlforge.continuous.serving.answering.DEFAULT_MAX_TOKENS", 1)
+    async with serving() as served:
+        answer = await served.openai.completions.create(model="small", prompt="go")
         assert answer.usage.completion_tokens == 1
 
 

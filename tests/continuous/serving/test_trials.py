@@ -23,24 +23,11 @@ def _outcomes(candidate, current):
     return PairedOutcomes(candidate=tuple(candidate), current=tuple(current))
 
 
-def _games(draw, number, loss):
-    """Games of two versions that share half of their luck; the new one earns ``loss`` less."""
+def _games(draw, number):
+    """Games of two equal versions that share half of their luck."""
     luck = draw.uniform(size=number)
     other = np.where(draw.uniform(size=number) < 0.5, luck, draw.uniform(size=number))
-    current = np.where(luck < 0.5, 1.0, -1.0)
-    candidate = np.where(other < 0.5 - loss / 2, 1.0, -1.0)
-    return _outcomes(candidate, current)
-
-
-@pytest.mark.parametrize("items", [40, 200])
-def test_a_version_worse_by_the_margin_passes_with_probability_alpha_at_most(items):
-    draw, runs = np.random.default_rng(0), 800
-    passed = sum(
-        compare(_games(draw, items, loss=0.25), margin=0.25, alpha=0.05, test="t").passed
-        for _ in range(runs)
-    )
-    # Three standard errors above the level.
-    assert passed / runs < 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
+    return _outcomes(np.where(other < 0.5, 1.0, -1.0), np.where(luck < 0.5, 1.0, -1.0))
 
 
 @pytest.mark.parametrize("test", TESTS)
@@ -54,8 +41,7 @@ def test_symmetric_noise_around_the_margin_passes_with_probability_alpha_at_most
 def test_an_equal_version_passes_with_enough_games():
     draw = np.random.default_rng(2)
     passed = [
-        compare(_games(draw, 200, loss=0.0), margin=0.25, alpha=0.05, test="t").passed
-        for _ in range(200)
+        compare(_games(draw, 200), margin=0.25, alpha=0.05, test="t").passed for _ in range(200)
     ]
     assert np.mean(passed) > 0.85
 
@@ -97,18 +83,6 @@ def test_the_p_value_is_one_over_the_averaged_likelihood_ratio(difference, varia
     ratio = math.exp(averaged - stats.norm.logpdf(difference, 0, math.sqrt(variance)))
     expected = pytest.approx(min(1, 1 / ratio), rel=1e-6)
     assert mixture_p_value(difference, variance, effect) == expected
-
-
-def _verdict(draw, new, outcomes, share):
-    test = MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=50)
-    chances = {"current": 0.5, "new": new}
-    lucks = zip(draw.uniform(size=outcomes), draw.uniform(size=outcomes), strict=True)
-    for number, (on_new, luck) in enumerate(lucks):
-        arm = "new" if on_new < share else "current"
-        test.add(arm, float(luck < chances[arm]), stage=str(number // 100))
-        if test.verdict is not None:
-            return test.verdict
-    return None
 
 
 def test_the_difference_is_that_within_stages_whatever_the_level_and_the_share():
@@ -208,13 +182,6 @@ def test_equal_versions_are_told_apart_rarely_by_dependent_drifting_outcomes(per
     assert false <= 4  # 3 expected at most; the test is conservative
 
 
-@pytest.mark.parametrize(("new", "verdict"), [(0.65, "new_is_better"), (0.35, "new_is_worse")])
-def test_a_difference_is_found_with_its_sign(new, verdict):
-    draw = np.random.default_rng(1)
-    found = [_verdict(draw, new, 2000, 0.5) for _ in range(50)]
-    assert found.count(verdict) >= 48
-
-
 def test_outcomes_without_spread_decide_when_they_differ():
     test = MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=3)
     for _ in range(3):
@@ -259,16 +226,6 @@ def test_a_user_changes_to_the_new_version_once_and_never_back(user):
     assert arms == sorted(arms)  # "current" comes before "new"
     expected = ["new" if place(user, NEW.uid) < share else "current" for share in (0.2, 0.5, 0.9)]
     assert [arms[0], arms[10], arms[20]] == expected
-
-
-@pytest.mark.parametrize("arm", ["current", "new"])
-def test_the_share_grows_with_outcomes_of_either_version(arm):
-    trial = _trial(shares=[0.1, 0.5], step_outcomes=5)
-    for _ in range(4):
-        trial.add(arm, 0.0)
-    assert trial.share == 0.1
-    trial.add(arm, 0.0)
-    assert trial.share == 0.5
 
 
 def test_a_trial_goes_on_where_no_agent_is_among_the_first_share():

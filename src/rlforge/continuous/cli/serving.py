@@ -116,7 +116,7 @@ def deploy(
     rlforge deploy RUN --checkpoint step-40 --state deployments
     ```
     """
-    from rlforge.continuous.serving.client import AdminClient, running_at, stage, state_folder
+    from rlforge.continuous.serving.client import ask_admin, running_at, stage, state_folder
     from rlforge.continuous.serving.validation import find_source
 
     folder = state_folder(state, adapter)
@@ -127,7 +127,9 @@ def deploy(
             f"{staged.uid} is staged: no service runs in {folder}; its next start deploys it"
         )
         return
-    ended = AdminClient(address, folder).deploy(adapter, checkpoint)
+    # A relative path would be another one for a service that runs in another folder.
+    place = str(adapter.absolute())
+    ended = ask_admin(address, folder, "deploy", adapter=place, checkpoint=checkpoint)
     for check in ended["checks"]:
         typer.echo(f"{'ok  ' if check['passed'] else 'FAIL'} {check['name']}: {check['detail']}")
     if ended["phase"] not in ("live", "trial"):
@@ -144,13 +146,13 @@ def rollback(run: Service = None, state: StateDir = None, url: Url = None) -> No
     rlforge rollback
     ```
     """
-    from rlforge.continuous.serving.client import AdminClient, running_at, state_folder
+    from rlforge.continuous.serving.client import ask_admin, running_at, state_folder
 
     folder = state_folder(_named(run, state))
     address = url or running_at(folder)
     if address is None:
         raise DeploymentError(f"{folder}: no service runs here; start it with rlforge serve")
-    typer.echo(f"{AdminClient(address, folder).rollback()['uid']} is live")
+    typer.echo(f"{ask_admin(address, folder, 'rollback')['uid']} is live")
 
 
 def deployments(
@@ -164,13 +166,13 @@ def deployments(
     rlforge deployments runs/market_continuous/2026-01-01_12-00-00
     ```
     """
-    from rlforge.continuous.serving.client import AdminClient, state_folder
+    from rlforge.continuous.serving.client import ask_admin, state_folder
     from rlforge.continuous.serving.journal import read_history
 
     named = _named(run, state)
     folder = state_folder(named)
     if url is not None:
-        answer = AdminClient(url, folder).deployments()
+        answer = ask_admin(url, folder, "deployments")
         rows, trial = answer["deployments"], answer["trial"]
     else:
         # The file can be read while a service runs.

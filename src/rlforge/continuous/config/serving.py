@@ -101,8 +101,6 @@ class ServeConfig(Group):
     require_token: bool = False
     #: Folder of the service's state; null: RUN/deployments, or deployments/ without a run.
     state_dir: Text | None = None
-    #: Name of the model in requests; null: ``name`` of the experiment.
-    model_name: Text | None = None
     #: Seconds within which a request must be answered.
     request_timeout_s: Positive = 120.0
     #: Requests answered at once; further ones get status 429.

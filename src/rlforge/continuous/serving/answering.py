@@ -13,6 +13,8 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
 
+from rlforge.continuous.config.continuous import ContinuousConfig
+from rlforge.continuous.config.serving import ServingConfig
 from rlforge.continuous.serving.conversations import (
     conversation_tokens,
     ends_in_call,
@@ -36,49 +38,50 @@ from rlforge.engines.base import check_request
 from rlforge.engines.grammars import check_grammar
 from rlforge.errors import ConfigError, EngineError
 from rlforge.games.encoding import text_ids
-from rlforge.types import Completion, PolicyRef, SamplingParams, value
+from rlforge.models import load
+from rlforge.types import Completion, PolicyRef, SamplingParams
 
 log = logging.getLogger(__name__)
 
 
-@value
-class Limits:
-    """Limits of the model, and the sampling parameters of requests that name none."""
-
-    model_len: int
-    # Clients may send token ids as a prompt, which must lie below it.
-    vocab_size: int
-    defaults: SamplingParams
-    timeout_s: float
+#: Most tokens of an answer whose request names no limit.
+DEFAULT_MAX_TOKENS = 256
 
 
 class Answering:
-    """Reads requests with ``tokenizer``, and has ``service`` answer them.
+    """Reads requests to the model of ``config``, and has ``service`` answer them.
 
-    model_name: in requests; ``NAME@deploy-3`` names one version of it. observer: sees the answers.
+    In requests the model is called by the configuration's name, and one version of it
+    ``NAME@deploy-3``. observer: sees the answers.
     """
 
     def __init__(
         self,
         service: DeploymentService,
-        tokenizer: Any,
-        limits: Limits,
-        model_name: str,
+        config: ServingConfig | ContinuousConfig,
         ids: AnswerIds,
         observer: AnswerObserver | None = None,
     ) -> None:
+        tokenizer = load.load_tokenizer(config.model)
         if not getattr(tokenizer, "is_fast", False):
             raise ConfigError(
                 f"model.name: {type(tokenizer).__name__} is a tokenizer in Python, and answers are "
                 "decoded by the library tokenizers; serve a model that has a tokenizer.json"
             )
-        self.service, self.tokenizer, self.limits, self.ids = service, tokenizer, limits, ids
-        self.observer = observer
-        self._model_name = model_name
+        self.service, self.tokenizer, self.ids, self.observer = service, tokenizer, ids, observer
+        self.timeout_s, self._name = config.serve.request_timeout_s, config.name
+        described = load.load_model_config(config.model).get_text_config()
+        self._model_len = min(config.engine.max_model_len, load.positions(described))
+        # Clients may send token ids as a prompt, which must lie below it.
+        self._vocab_size = described.vocab_size
+        self._defaults = dataclasses.replace(
+            config.engine.sampling(load.stop_token_ids(config.model, tokenizer)),
+            max_tokens=min(DEFAULT_MAX_TOKENS, config.engine.max_tokens),
+        )
 
     def models(self) -> dict[str, Deployment]:
         """The deployments that requests may name, by the names to use."""
-        served, name = self.service.served(), self._model_name
+        served, name = self.service.served(), self._name
         return {name: served[0]} | {f"{name}@{d.uid}": d for d in served}
 
     def model(self, name: str) -> Deployment:
@@ -95,7 +98,6 @@ class Answering:
 
     def begin(self, request: Sampling) -> Answer:
         """Check a request and encode its prompt; raises RequestError."""
-        limits = self.limits
         named, prompt = self.model(request.model), self._prompt(request)
         given: dict[str, Any] = {
             **request.model_dump(include={"temperature", "top_p", "top_k", "min_p"}),
@@ -106,24 +108,24 @@ class Answering:
             "model_logprobs": request.wants_logprobs(),
         }
         params = dataclasses.replace(
-            limits.defaults, **{key: each for key, each in given.items() if each is not None}
+            self._defaults, **{key: each for key, each in given.items() if each is not None}
         )
         try:
             check_request(
                 prompt,
                 params,
                 named.policy(),
-                max_model_len=limits.model_len,
-                vocab_size=limits.vocab_size,
+                max_model_len=self._model_len,
+                vocab_size=self._vocab_size,
             )
         except EngineError as error:
             where = "messages" if request.kind == "chat" else "prompt"
             # Clients cut their conversation at this code.
-            too_long = len(prompt) >= limits.model_len
+            too_long = len(prompt) >= self._model_len
             code = "context_length_exceeded" if too_long else "invalid_value"
             raise RequestError(str(error), param=where, code=code) from error
         # A request that names a version gets it, whichever version its user has in a trial.
-        pinned = None if request.model == self._model_name else named.policy()
+        pinned = None if request.model == self._name else named.policy()
         return Answer(self, request, prompt, params, pinned)
 
     def _grammar(self, request: Sampling) -> str | None:
@@ -177,7 +179,7 @@ class Answer:
         trial = answering.service.trial if pinned is None else None
         # The outcome counts in the trial that chose the version, and in no other.
         self._trial = None if trial is None else trial.deployment.number
-        self._deadline = asyncio.get_running_loop().time() + answering.limits.timeout_s
+        self._deadline = asyncio.get_running_loop().time() + answering.timeout_s
         self._created = int(time.time())
         self.ended, self.text, self.finish_reason, self.tokens = False, "", "stop", 0
         self._completion: Completion | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 
@@ -57,62 +57,49 @@ def running_at(state_dir: Path) -> str | None:
             raise DeploymentError(f"{owned}; it does not answer requests yet") from error
 
 
-class AdminClient:
-    """Admin calls to the service at ``url``, with the administrators' token of ``state_dir``."""
+def ask_admin(
+    url: str, state_dir: Path, what: Literal["deploy", "rollback", "deployments"], **body: str
+) -> dict[str, Any]:
+    """The answer of the service at ``url`` to an admin call, with the token in ``state_dir``.
 
-    def __init__(self, url: str, state_dir: Path) -> None:
-        self._url = url.rstrip("/").removesuffix("/v1")
-        self._shown = without_credentials(self._url)
-        if not is_address(url):
-            raise ConfigError(f"the service's address {self._shown} must {ADDRESS.must}")
-        self._token = read_admin_token(state_dir)
-
-    def deploy(self, adapter: Path, checkpoint: str) -> dict[str, Any]:
-        # A relative path would be another one for a service that runs in another folder.
-        body = {"adapter": str(adapter.absolute()), "checkpoint": checkpoint}
-        return self._call("POST", "/admin/deploy", body, "uid")
-
-    def rollback(self) -> dict[str, Any]:
-        return self._call("POST", "/admin/rollback", {}, "uid")
-
-    def deployments(self) -> dict[str, Any]:
-        return self._call("GET", "/admin/deployments", None, "deployments")
-
-    def _call(
-        self, method: str, path: str, body: dict[str, str] | None, key: str
-    ) -> dict[str, Any]:
-        # A proxy would look for a loopback address on its own machine.
-        trusted = not on_loopback(self._url)
-        if trusted:
-            check_proxies()
-        try:
-            answer = httpx.request(
-                method,
-                f"{self._url}{path}",
-                json=body,
-                headers={"authorization": f"Bearer {self._token}"},
-                # A deployment takes minutes, so the answer has no time limit.
-                timeout=httpx.Timeout(None, connect=_CONNECT_S),
-                trust_env=trusted,
-            )
-            content = answer.json()
-        except (httpx.HTTPError, ValueError) as error:
-            raise RunError(
-                f"no service answers at {self._shown}{through(self._url)}: "
-                f"{error or type(error).__name__}"
-            ) from error
-        if isinstance(content, dict):
-            # Every answer but an error has this key.
-            if key in content:
-                return content
-            if isinstance(said := content.get("error"), dict) and "message" in said:
-                if answer.status_code == 401:
-                    raise ConfigError(f"{self._shown} refuses the token: {said['message']}")
-                raise DeploymentError(said["message"])
-        raise RunError(
-            f"what answers at {self._shown} is no service of rlforge (HTTP status "
-            f"{answer.status_code}); check the address"
+    Raises ConfigError for an address that is none and for a token that is refused, DeploymentError
+    with what the service says, RunError where no service of rlforge answers.
+    """
+    if not is_address(url):
+        raise ConfigError(f"the service's address {without_credentials(url)} must {ADDRESS.must}")
+    url = url.rstrip("/").removesuffix("/v1")
+    shown = without_credentials(url)
+    # A proxy would look for a loopback address on its own machine.
+    trusted = not on_loopback(url)
+    if trusted:
+        check_proxies()
+    try:
+        answer = httpx.request(
+            "GET" if what == "deployments" else "POST",
+            f"{url}/admin/{what}",
+            json=body or None,
+            headers={"authorization": f"Bearer {read_admin_token(state_dir)}"},
+            # A deployment takes minutes, so the answer has no time limit.
+            timeout=httpx.Timeout(None, connect=_CONNECT_S),
+            trust_env=trusted,
         )
+        content = answer.json()
+    except (httpx.HTTPError, ValueError) as error:
+        raise RunError(
+            f"no service answers at {shown}{through(url)}: {error or type(error).__name__}"
+        ) from error
+    if isinstance(content, dict):
+        # Every answer but an error has one of these.
+        if content.keys() & {"uid", "deployments"}:
+            return content
+        if isinstance(said := content.get("error"), dict) and "message" in said:
+            if answer.status_code == 401:
+                raise ConfigError(f"{shown} refuses the token: {said['message']}")
+            raise DeploymentError(said["message"])
+    raise RunError(
+        f"what answers at {shown} is no service of rlforge (HTTP status {answer.status_code}); "
+        "check the address"
+    )
 
 
 def stage(folder: Path, source: Path, strategy: str) -> Deployment:

@@ -12,6 +12,7 @@ import logging
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -364,6 +365,6 @@ class Deployer:
         return write_checkpoint(
             versions,
             new.uid,
-            copy_files(Path(source.path or ""), files),
+            partial(copy_files, Path(source.path or ""), files),
             {"version": source.version, "source": new.source},
         )

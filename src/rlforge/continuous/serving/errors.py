@@ -85,7 +85,7 @@ def _invalid(error: RequestValidationError) -> tuple[str | None, str, str | None
     """The parameter that is wrong, or None for the body; why, in our words; a code."""
     first, *others = error.errors()
     # The place of a JSON error is a position in the body.
-    if first["type"] == "json_invalid":
+    if first["type"] == "json_invalid" and isinstance(first["loc"][-1], int):
         said = f"the body is no JSON: {first['ctx']['error']} at character {first['loc'][1]}"
         return None, said, None
     place = _place(first, error.body)
@@ -118,8 +118,10 @@ def _reason(problem: Mapping[str, Any]) -> str:
             return "is missing"
         case "extra_forbidden":
             return "unknown parameter"
-        case "value_error":
+        case "value_error" | "json_invalid":
             return str(problem["ctx"]["error"])
+        case "json_type":
+            return "must be a valid string"
         case "model_type" | "dict_type" | "model_attributes_type":
             # pydantic would name its class, which clients do not know.
             return "must be an object"

@@ -10,8 +10,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
-from pydantic_core import from_json
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    Json,
+    field_validator,
+    model_validator,
+)
 
 from rlforge.config.prompts import template_args_problem
 from rlforge.continuous.serving.conversations import calls_grammar
@@ -47,15 +54,9 @@ class Tool(_Strict):
 
 class Called(_Strict):
     name: Text
-    arguments: str
-
-    @field_validator("arguments")
-    @classmethod
-    def _check(cls, arguments: str) -> str:
-        # For deep nesting json.loads would raise a RecursionError, not a ValueError.
-        if not isinstance(from_json(arguments, allow_inf_nan=False), dict):
-            raise ValueError("must be the JSON text of an object")
-        return arguments
+    #: Read from their JSON text: chat templates write an object as the model does, and a text with
+    #: escapes.
+    arguments: Json[dict[str, Any]]
 
 
 class ToolCall(_Strict):
@@ -103,9 +104,6 @@ class Message(_Strict):
         }
         if self.tool_calls:
             said["tool_calls"] = [call.model_dump() for call in self.tool_calls]
-            for call in said["tool_calls"]:
-                # Templates write an object as the model does, and a text with escapes.
-                call["function"]["arguments"] = from_json(call["function"]["arguments"])
         if self.role == "tool":
             given = {"name": self.name, "tool_call_id": self.tool_call_id}
             said |= {key: each for key, each in given.items() if each is not None}
@@ -140,15 +138,6 @@ class ResponseFormat(_Strict):
         asked = self.json_schema
         # OpenAI's json_object is an object, whatever is in it.
         return json_grammar({"type": "object"} if asked is None else asked.schema_)
-
-
-class NamedFunction(_Strict):
-    name: Text
-
-
-class NamedTool(_Strict):
-    type: Literal["function"]
-    function: NamedFunction
 
 
 class Sampling(_Strict, ABC):
@@ -251,7 +240,8 @@ class ChatRequest(Sampling):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = False
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    #: A tool that is named is one of ``tools``, of which only the name counts.
+    tool_choice: Literal["none", "auto", "required"] | Tool | None = None
     parallel_tool_calls: bool | None = True
     response_format: ResponseFormat | None = None
     #: Arguments of the chat template, before those of ``model.chat_template_args``; vLLM's name.
@@ -270,7 +260,7 @@ class ChatRequest(Sampling):
     def _check(self) -> Self:
         names = [tool.function.name for tool in self.tools or ()]
         choice = self.tool_choice
-        if isinstance(choice, NamedTool) and choice.function.name not in names:
+        if isinstance(choice, Tool) and choice.function.name not in names:
             raise ValueError(f"tool_choice names {choice.function.name!r}, which is not in tools")
         if choice == "required" and not names:
             raise ValueError("tool_choice is required, and there are no tools")
@@ -284,8 +274,7 @@ class ChatRequest(Sampling):
 
     def grammar(self) -> str | None:
         if offered := self.offered():
-            choice = self.tool_choice
-            if isinstance(choice, NamedTool):
+            if isinstance(choice := self.tool_choice, Tool):
                 name = choice.function.name
                 offered = [tool for tool in offered if tool["function"]["name"] == name]
             return calls_grammar(offered, required=self.must_call, parallel=self.parallel)

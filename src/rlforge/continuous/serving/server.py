@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Most tokens of an answer whose request names no limit.
-DEFAULT_MAX_TOKENS = 256
 _NEVER_SERVED = ("rejected", "failed", "interrupted")
 
 
@@ -221,25 +219,11 @@ def http_over(
     observer: AnswerObserver | None = None,
 ) -> ASGIApp:
     """The HTTP application over an open service, whose ``on_phase`` is that of ``metrics``."""
-    from rlforge.continuous.serving.answering import Answering, Limits
+    from rlforge.continuous.serving.answering import Answering
     from rlforge.continuous.serving.app import Api, make_app
     from rlforge.continuous.serving.page import Page
-    from rlforge.models.load import load_model_config, load_tokenizer, positions, stop_token_ids
 
-    tokenizer = load_tokenizer(config.model)
-    described = load_model_config(config.model).get_text_config()
-    stops = stop_token_ids(config.model, tokenizer)
-    limits = Limits(
-        model_len=min(config.engine.max_model_len, positions(described)),
-        vocab_size=described.vocab_size,
-        defaults=dataclasses.replace(
-            config.engine.sampling(stops),
-            max_tokens=min(DEFAULT_MAX_TOKENS, config.engine.max_tokens),
-        ),
-        timeout_s=config.serve.request_timeout_s,
-    )
-    name, ids = config.serve.model_name or config.name, AnswerIds(tokens.admin)
-    answering = Answering(service, tokenizer, limits, name, ids, observer)
+    answering = Answering(service, config, AnswerIds(tokens.admin), observer)
     api = Api(service, engine, answering, config.serve, tokens, metrics, ready)
     shown = config.serve.page is not None
     page = Page(service, tokens, config.serve, config.name) if shown else None

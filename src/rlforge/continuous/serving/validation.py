@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlforge.config.model import ModelConfig
@@ -77,35 +77,28 @@ def fingerprint(path: Path) -> dict[str, str]:
     """SHA-256 of every file of the policy, by name; DeploymentError naming a wrong one."""
     try:
         if (path / MANIFEST).is_file():
-            files = read_manifest(path).files
-            # Only ``--resume`` needs the learner's state.
-            return {n: e.sha256 for n, e in files.items() if not n.startswith(f"{STATE}/")}
-        if not path.is_dir():
+            found = {name: entry.sha256 for name, entry in read_manifest(path).files.items()}
+        elif path.is_dir():
+            files = sorted(each for each in path.rglob("*") if each.is_file())
+            found = {each.relative_to(path).as_posix(): sha256_of(each) for each in files}
+        else:
             raise DeploymentError(f"{path}: no such directory")
-        found = sorted(p for p in path.rglob("*") if p.is_file())
-        return {
-            p.relative_to(path).as_posix(): sha256_of(p)
-            for p in found
-            if not p.relative_to(path).as_posix().startswith((".", f"{STATE}/"))
-        }
     except CheckpointError as error:
         raise DeploymentError(str(error)) from error
     except OSError as error:
         raise DeploymentError(f"{error.filename}: {error.strerror}") from error
+    # Only ``--resume`` needs the learner's state.
+    return {n: digest for n, digest in found.items() if not n.startswith((".", f"{STATE}/"))}
 
 
-def copy_files(source: Path, files: Mapping[str, str]) -> Callable[[Path], None]:
-    """A function that copies ``files`` by name and digest; DeploymentError for one that changed."""
-
-    def fill(directory: Path) -> None:
-        for name, digest in files.items():
-            target = directory / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source / name, target)
-            if sha256_of(target) != digest:
-                raise DeploymentError(f"{source / name} changed while it was being deployed")
-
-    return fill
+def copy_files(source: Path, files: Mapping[str, str], target: Path) -> None:
+    """Copy ``files``, digests by name; DeploymentError for one that changed."""
+    for name, digest in files.items():
+        copy = target / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, copy)
+        if sha256_of(copy) != digest:
+            raise DeploymentError(f"{source / name} changed while it was being deployed")
 
 
 def check_fit(path: Path, config: ModelConfig) -> str:
