@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 from rlforge.config.compose import compose
 from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.market.world import World
@@ -17,3 +19,19 @@ def test_an_account_of_the_defaults_can_be_left_out():
     world.tick()
     seen = {post["userId"] for post in world.state("agent")["social"]["feed"]}
     assert seen == {"wire", "rumor", "herald"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "market.traders.openai:org/gpt-4.1=2",
+        'market.traders."openai:org/gpt-4.1"=2',
+        "market.traders={openai:org/gpt-4.1: 2}",
+        "market.traders={'openai:org/gpt-4.1': 2, insider: 0}",
+    ],
+)
+def test_a_trader_has_the_name_of_a_language_model_however_it_is_quoted(line):
+    market = compose(["+experiment=market_continuous", line], root=ContinuousConfig).config.market
+    assert market.models == {"openai:org/gpt-4.1": 2}
+    assert market.scripted.keys() == {"noise", "momentum", "value", "insider"}
+    assert market.traders["noise"] == 8

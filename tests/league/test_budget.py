@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.factories import game_spec, scripted, seat
 
-from rlforge.config.pool import ApiConfig
-from rlforge.league.budget import ApiBudget
+from rlforge.config.pool import ApiConfig, ApiSettings
+from rlforge.league.budget import ApiBudget, ApiSpending
 from rlforge.record.results import ApiUsage
 from rlforge.types import EnvSpec, PolicyRef
 
@@ -60,3 +60,11 @@ def test_what_was_spent_stays_spent_whatever_state_a_run_goes_on_from(tmp_path):
     assert (again.players, again.games) == (budget.players, 2)
     assert again.admit(game(API, scripted()))
     assert not again.admit(game(API, scripted()))
+
+
+def test_without_games_requests_are_counted_under_the_keys_of_their_group():
+    spending = ApiSpending(ApiSettings(max_cost=1.0), keys="traders.api")
+    spending.spend([ApiUsage(uid="openai:m", requests=3, cost=0.75)])
+    assert spending.closed is None
+    spending.spend([ApiUsage(uid="openai:m", requests=1, cost=0.25)])
+    assert spending.closed == "traders.api.max_cost=1 is used: $1.00 in 4 requests"

@@ -53,7 +53,7 @@ def _read(line: str) -> Override | None:
     parser = OverridesParser.create()
     key, sign, text = line.partition("=")
     forms = [line]
-    if re.match(r"\+*signals\b", line):
+    if _NAMED.fullmatch(key):
         forms = [_with_names(line)]
     elif text[:1] in ("[", "{"):
         forms.append(_with_names(line))
@@ -68,10 +68,13 @@ def _read(line: str) -> Override | None:
     return None
 
 
+_NAMED = re.compile(r"(\+*(?:signals|market\.traders))(?:\.(.+))?")
+"""A key of a mapping whose names hold colons: ``package.module:Thing``, ``openai:MODEL``."""
+
 _NAMES = re.compile(
-    r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')(\s*:)?|([^\W\d][\w.]*:[^\W\d][\w.]*)(\s*:)"""
+    r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')(\s*:)?|([^\W\d][\w.]*:[^\W\d][\w./-]*)(\s*:)"""
 )
-"""A quoted text, which a colon makes a key, or ``package.module:Thing`` as a key."""
+"""A quoted text, which a colon makes a key, or a name with a colon as a key."""
 
 
 def _with_names(line: str) -> str:
@@ -82,16 +85,17 @@ def _with_names(line: str) -> str:
         'signals={mine.checks\\\\:FEW: 0.1}'
     """
     key, sign, text = line.partition("=")
-    head, _, name = key.partition(".")
-    if sign and ":" in name:
-        key, text = head, f"{{{name}: {text}}}"
-    of_code = head.lstrip("+") == "signals"
+    named = _NAMED.fullmatch(key)
+    if sign and named and ":" in (name := named[2] or ""):
+        # A shell may have left the quotes around the name.
+        key, text = named[1], f"{{'{name.strip(chr(34) + chr(39))}': {text}}}"
 
     def escaped(found: re.Match[str]) -> str:
         quoted, colon, thing, behind = found.groups()
-        if (quoted and not colon) or (thing and not of_code):
+        if (quoted and not colon) or (thing and not named):
             return found[0]
-        return re.sub(r"[^\w.-]", r"\\\g<0>", quoted[1:-1] if quoted else thing) + (colon or behind)
+        name = re.sub(r"[\\()\[\]{}:=, \t]", r"\\\g<0>", quoted[1:-1] if quoted else thing)
+        return name + (colon or behind)
 
     return f"{key}{sign}{_NAMES.sub(escaped, text)}"
 

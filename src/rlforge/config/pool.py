@@ -21,8 +21,8 @@ from rlforge.config.rules import (
 
 
 @dataclass
-class ApiConfig(Group):
-    """Opponents ``openai:MODEL``, ``openrouter:MODEL`` and, with ``rlforge[litellm]``,
+class ApiSettings(Group):
+    """Models ``openai:MODEL``, ``openrouter:MODEL`` and, with ``rlforge[litellm]``,
     ``litellm:PROVIDER/MODEL``.
 
     Keys come from the environment: OPENAI_API_KEY, OPENROUTER_API_KEY, or the provider's.
@@ -40,15 +40,9 @@ class ApiConfig(Group):
     max_tokens: Count | None = 1024
     #: Sampling temperature; null, and for models that take no other, the endpoint's own.
     temperature: NotNegative | None = 0.7
-    #: Prompt template of their seats, whatever the environment's is.
+    #: Prompt template that asks them, whatever the trained model's is.
     prompt_template: str = "chat-actions"
-    #: How their actions are read.
-    action_extraction: str = "boxed"
-    #: Most games with API players that begin in a run; null: any number. Beyond it the pool draws
-    #: other opponents, and evaluations leave these out. A group of games that has begun is played
-    #: to its end.
-    max_games: Count | None = None
-    #: Dollars after which no further game with API players begins.
+    #: Dollars after which no further game with API players begins, or no trader is asked.
     max_cost: Positive | None = None
     #: [prompt, answer]: dollars for a million tokens, where the provider does not say what an
     #: answer cost, as OpenRouter, and LiteLLM for models that it knows, do. null: not known.
@@ -56,19 +50,29 @@ class ApiConfig(Group):
 
 
 @dataclass
-class HfConfig(Group):
-    """Other local models as opponents, ``hf:ORG/MODEL`` or ``hf:FOLDER``.
+class ApiConfig(ApiSettings):
+    """API models as opponents."""
+
+    #: How their actions are read.
+    action_extraction: str = "boxed"
+    #: Most games with API players that begin in a run; null: any number. Beyond it the pool draws
+    #: other opponents, and evaluations leave these out. A group of games that has begun is played
+    #: to its end.
+    max_games: Count | None = None
+
+
+@dataclass
+class HfSettings(Group):
+    """Other local models, ``hf:ORG/MODEL`` or ``hf:FOLDER``.
 
     Every engine holds each of them, beside the trained model.
     """
 
-    #: Prompt template of their seats, whatever the environment's is. A model without a chat
+    #: Prompt template that asks them, whatever the trained model's is. A model without a chat
     #: template gets ``default`` where it needs one.
     prompt_template: str = "chat-actions"
     #: Arguments of their chat templates, as ``{enable_thinking: false}``.
     chat_template_args: dict[str, Any] = field(default_factory=dict)
-    #: How their actions are read.
-    action_extraction: str = "boxed"
     #: Data type of their weights; ``auto``: bfloat16 where the hardware computes in it.
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     #: Sampling temperature, in training and in evaluations; 0 takes the likeliest tokens.
@@ -83,6 +87,14 @@ class HfConfig(Group):
     def clashes(self) -> Iterator[Problem]:
         if problem := template_args_problem(self.chat_template_args):
             yield "chat_template_args", problem
+
+
+@dataclass
+class HfConfig(HfSettings):
+    """Other local models as opponents."""
+
+    #: How their actions are read.
+    action_extraction: str = "boxed"
 
 
 @dataclass

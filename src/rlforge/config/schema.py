@@ -14,7 +14,7 @@ from rlforge.config.games import BufferConfig, CollectorConfig, EnvConfig, EvalC
 from rlforge.config.model import ModelConfig
 from rlforge.config.plugins import SIGNALS
 from rlforge.config.policies import Policies, policy_clashes
-from rlforge.config.pool import PoolConfig
+from rlforge.config.pool import ApiSettings, HfSettings, PoolConfig
 from rlforge.config.prompts import Prompts
 from rlforge.config.rules import (
     Count,
@@ -133,6 +133,8 @@ class PolicyConfig(Group):
     primary: ClassVar[str]
     command: ClassVar[str]
     about: ClassVar[str]
+    # Group with the settings of other models that the run meets, ``api`` and ``hf``.
+    others: ClassVar[str] = "pool"
 
     #: Name of the experiment, and of its folder under runs/.
     name: FolderName = "run"
@@ -189,6 +191,18 @@ class PolicyConfig(Group):
     def games(self) -> GamesConfig | None:
         """The configuration, where it names games; else None."""
         return None
+
+    @property
+    def other_api(self) -> ApiSettings:
+        """How models behind APIs are asked; of runs that may meet some."""
+        settings: ApiSettings = getattr(self, self.others).api
+        return settings
+
+    @property
+    def other_hf(self) -> HfSettings:
+        """How other local models are asked; of runs that may meet some."""
+        settings: HfSettings = getattr(self, self.others).hf
+        return settings
 
     @property
     def max_staleness(self) -> int | None:

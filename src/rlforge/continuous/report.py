@@ -12,6 +12,7 @@ from rlforge.show.report import curves
 from rlforge.show.report.charts import COLOURS, NOISE, Chart, Series
 from rlforge.show.report.data import Row, RunData
 from rlforge.show.report.page import render
+from rlforge.show.report.tables import api_players
 from rlforge.statistics import significant
 from rlforge.system.files import reading
 from rlforge.system.values import json_ready
@@ -93,6 +94,7 @@ def page(run: RunData) -> str:
         scores=scores(run),
         WINDOW_HEADS=WINDOW_HEADS,
         window_row=window_row,
+        api_players=api_players,
         json=json,
     )
 

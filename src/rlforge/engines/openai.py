@@ -1,7 +1,8 @@
 """The client of language models behind HTTP APIs, and the players that ask them for moves.
 
-``openai:MODEL``, ``openrouter:MODEL`` and ``litellm:PROVIDER/MODEL`` name opponents in games and
-judges of decisions. API keys come from the environment only, and are never part of a message.
+``openai:MODEL``, ``openrouter:MODEL`` and ``litellm:PROVIDER/MODEL`` name opponents in games,
+traders, and judges of decisions. API keys come from the environment only, and are never part of a
+message.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlforge.config.pool import ApiConfig
+from rlforge.config.pool import ApiSettings
 from rlforge.config.rules import ADDRESS, is_address
 from rlforge.errors import ConfigError, EngineError, PromptTooLongError
 from rlforge.games.markup import Message
@@ -151,7 +152,7 @@ def _shown(content: object) -> str:
     return text[:200]
 
 
-def check_api(name: str, config: ApiConfig, base_url: str | None = None) -> Endpoint:
+def check_api(name: str, config: ApiSettings, base_url: str | None = None) -> Endpoint:
     """The endpoint of ``openai:MODEL``, ``openrouter:MODEL`` or ``litellm:PROVIDER/MODEL``.
 
     ``base_url`` replaces the one in ``config``. Sends no request. Raises ConfigError for another
@@ -159,7 +160,7 @@ def check_api(name: str, config: ApiConfig, base_url: str | None = None) -> Endp
     machine needs no key.
 
     Example:
-        >>> config = ApiConfig(openai_base_url="http://127.0.0.1:8000/v1")
+        >>> config = ApiSettings(openai_base_url="http://127.0.0.1:8000/v1")
         >>> print(check_api("openai:my-model", config))
         openai:my-model at http://127.0.0.1:8000/v1
     """
@@ -416,20 +417,28 @@ def _used(response: Any) -> Usage:
 class ApiPlayer:
     """Asks models behind HTTP APIs for their moves; at most ``max_concurrency`` at once.
 
-    One player serves all models and games of one event loop.
+    One player serves all models and games of one event loop. keys: the configuration group of its
+    settings, for error messages.
     """
 
-    def __init__(self, config: ApiConfig, retries: int = RETRIES) -> None:
+    def __init__(
+        self, config: ApiSettings, retries: int = RETRIES, *, keys: str = "pool.api"
+    ) -> None:
         self._config = config
-        self._client = ChatClient("pool.api", timeout_s=config.timeout_s, retries=retries)
+        self._client = ChatClient(keys, timeout_s=config.timeout_s, retries=retries)
         self._places = asyncio.Semaphore(config.max_concurrency)
         self._used: dict[str, ApiUsage] = {}
 
-    async def chat(self, conversation: Sequence[Message], policy: PolicyRef) -> Completion:
+    async def chat(
+        self,
+        conversation: Sequence[Message],
+        policy: PolicyRef,
+        response_format: Mapping[str, Any] | None = None,
+    ) -> Completion:
         """Continue a conversation of messages with ``role`` and ``content``.
 
-        The completion has text only. Raises ConfigError without a key, and ChatError without a
-        usable answer.
+        response_format: as in ``ChatClient.chat``. The completion has text only. Raises ConfigError
+        without a key, and ChatError without a usable answer.
         """
         config = self._config
         endpoint = check_api(policy.path_or_name or policy.uid, config)
@@ -442,6 +451,7 @@ class ApiPlayer:
                     conversation,
                     max_tokens=config.max_tokens,
                     temperature=config.temperature,
+                    response_format=response_format,
                 )
             except ChatError as error:
                 answer = error

@@ -184,7 +184,7 @@ def _mode_problems(composed: Composed[GamesConfig]) -> Problems:
 
 
 def opponent_problems(
-    composed: Composed[GamesConfig],
+    composed: Composed[PolicyConfig],
     key: str,
     names: Sequence[str],
     envs: Sequence[EnvSpec],
@@ -204,7 +204,7 @@ def opponent_problems(
             if policy.kind == "api":
                 _check_api_player(name, composed.config)
                 if keys:
-                    check_api(name, composed.config.pool.api)
+                    check_api(name, composed.config.other_api)
             end = mend
             for env in envs:
                 check_plays(policy, env)
@@ -212,8 +212,8 @@ def opponent_problems(
             yield composed.error(key, f"{error}{end}")
 
 
-def _check_api_player(name: str, config: GamesConfig) -> None:
-    api = config.pool.api
+def _check_api_player(name: str, config: PolicyConfig) -> None:
+    api, key = config.other_api, f"{config.others}.api"
     if config.strict:
         raise ConfigError(
             f"{name} may answer differently each time, which determinism=strict excludes; "
@@ -221,8 +221,8 @@ def _check_api_player(name: str, config: GamesConfig) -> None:
         )
     if api.max_cost is not None and api.prices is None and name.startswith("openai:"):
         raise ConfigError(
-            f"{name} does not say what its answers cost, which pool.api.max_cost={api.max_cost:g} "
-            "counts; set pool.api.prices=[PROMPT,ANSWER], dollars for a million tokens"
+            f"{name} does not say what its answers cost, which {key}.max_cost={api.max_cost:g} "
+            f"counts; set {key}.prices=[PROMPT,ANSWER], dollars for a million tokens"
         )
 
 

@@ -57,7 +57,7 @@ def limit_notes(composed: Composed[PolicyConfig]) -> Iterator[str]:
             f"algorithm.loss_aggregation=constant divides by {said(key)}, and no answer that is "
             f"learned from has more than {longest:,} tokens: steps are smaller by that"
         )
-    if config.games is not None and other_models(config):
-        other = config.games.pool.hf
+    if other_models(config):
+        other, key = config.other_hf, f"{config.others}.hf"
         if other.max_tokens >= other.max_model_len:
-            yield (f"{said('pool.hf.max_tokens')} {shared} {said('pool.hf.max_model_len')}")
+            yield f"{said(f'{key}.max_tokens')} {shared} {said(f'{key}.max_model_len')}"

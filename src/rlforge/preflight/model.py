@@ -14,8 +14,7 @@ from typing import TypeVar
 
 from rlforge.config.compose import Composed
 from rlforge.config.model import ModelConfig
-from rlforge.config.pool import HfConfig
-from rlforge.config.schema import GamesConfig, PolicyConfig
+from rlforge.config.schema import PolicyConfig
 from rlforge.engines.registry import check_playable
 from rlforge.engines.vllm_settings import check_heads
 from rlforge.errors import CheckpointError, ConfigError, collected, nearest, refusals
@@ -30,6 +29,7 @@ from rlforge.models.load import (
     listed_ends,
     load_tokenizer,
     local_copy,
+    prompt_room,
     resolve_model,
     stop_token_ids,
     unfetched,
@@ -92,7 +92,7 @@ def other_problems(config: PolicyConfig, *, fetch: bool = True) -> Iterator[str]
         yield from (f"{key}: {problem}" for problem in other_model_problems(own, fetch=fetch))
 
 
-def _other_models(config: PolicyConfig) -> Iterator[tuple[str, GamesConfig]]:
+def _other_models(config: PolicyConfig) -> Iterator[tuple[str, PolicyConfig]]:
     """Yield the other models that a run meets, each as it plays, with the key that names it."""
     try:
         named = other_models(config)
@@ -103,7 +103,7 @@ def _other_models(config: PolicyConfig) -> Iterator[tuple[str, GamesConfig]]:
     yield from ((keys[uid], own) for uid, own in as_played_by(config, named).items())
 
 
-def other_model_problems(own: GamesConfig, *, fetch: bool = True) -> Iterator[str]:
+def other_model_problems(own: PolicyConfig, *, fetch: bool = True) -> Iterator[str]:
     """Why another model (``hf:``) cannot play, as far as its weights do not say.
 
     own: from ``as_played_by``. fetch: see ``model_problems``.
@@ -118,23 +118,29 @@ def other_model_problems(own: GamesConfig, *, fetch: bool = True) -> Iterator[st
         found += [*_of_empty_model(own), *_of_template(own.model)] if known else []
         if known and not found:
             formed, _ = with_own_form(own)
-            found += collected(refusals(lambda: check_room(formed)))
-            found += collected(refusals(lambda: check_history(own)))
-    yield from (_as_opponent(name, line) for text in found for line in text.splitlines())
+            found += collected(_prompt_problems(formed))
+    yield from (_as_other(own, line) for text in found for line in text.splitlines())
 
 
-def other_weight_problems(own: GamesConfig) -> Iterator[str]:
+def _prompt_problems(config: PolicyConfig) -> Iterator[ConfigError]:
+    if (games := config.games) is None:
+        return refusals(lambda: prompt_room(config), lambda: kind_of(config).check_prompts(config))
+    return refusals(lambda: check_room(games), lambda: check_history(games))
+
+
+def other_weight_problems(own: PolicyConfig) -> Iterator[str]:
     """Yield ``weight_problems`` of another model (``hf:``). own: from ``as_played_by``."""
     folder = local_copy(own.model)
     if folder is not None and not unfetched(own.model):
         for problem in _of_weights({folder: own.model.place}):
-            yield _as_opponent(own.model.label, problem)
+            yield _as_other(own, problem)
 
 
-def _as_opponent(name: str, problem: str) -> str:
-    """A problem of a model in terms of ``hf:NAME``, whose settings are those of ``pool.hf``."""
-    keys = "|".join(field.name for field in dataclasses.fields(HfConfig))
-    text = re.sub(rf"\b(?:model|engine)\.({keys})\b", r"pool.hf.\1", problem)
+def _as_other(own: PolicyConfig, problem: str) -> str:
+    """A problem of a model in terms of ``hf:NAME`` and of the keys of its settings."""
+    name, settings = own.model.label, own.other_hf
+    keys = "|".join(field.name for field in dataclasses.fields(settings))
+    text = re.sub(rf"\b(?:model|engine)\.({keys})\b", rf"{own.others}.hf.\1", problem)
     text = text.replace("check model.name", "check the folder or the id")
     text = text.removeprefix(f"model.name={name}").removeprefix(f"model.name {name}")
     return f"hf:{name}{text if text[:1] in (':', ' ') else f': {text}'}"

@@ -23,6 +23,8 @@ from rlforge.rollout.evaluation import Pairing
 from rlforge.types import EnvSpec, Form, PolicyForm, PolicyRef
 
 E = TypeVar("E", bound=EnvEntry)
+G = TypeVar("G", bound=GamesConfig)
+P = TypeVar("P", bound=PolicyConfig)
 
 
 def train_envs(config: GamesConfig) -> tuple[EnvSpec, ...]:
@@ -94,27 +96,20 @@ def other_models(config: PolicyConfig) -> dict[PolicyRef, str]:
     return {one: key for key, opponents in met.items() for one in opponents if one.kind == "hf"}
 
 
-def as_played_by(config: PolicyConfig, policies: Iterable[PolicyRef]) -> dict[str, GamesConfig]:
+def as_played_by(config: P, policies: Iterable[PolicyRef]) -> dict[str, P]:
     """``config`` as if each other model of ``policies`` were the run's, by uid."""
     named = {one.uid: one.path_or_name for one in policies if one.kind == "hf"}
-    if not named or (games := config.games) is None:
+    if not named:
         return {}
-    own = games.pool.hf
-
-    def unasked(entry: E) -> E:
-        # The environment's template and extraction are for the trained model.
-        return dataclasses.replace(entry, prompt_template=None, action_extraction=None)
-
+    own = config.other_hf
     changed = dataclasses.replace(
-        games,
-        env=dataclasses.replace(
-            games.env,
-            train=[unasked(entry) for entry in games.env.train],
-            eval=[unasked(entry) for entry in games.env.eval],
+        config,
+        # No prompt of theirs is shortened, because none is learned from.
+        learner=dataclasses.replace(
+            config.learner, train="full", initial_adapter=None, max_train_len=None
         ),
-        learner=dataclasses.replace(games.learner, train="full", initial_adapter=None),
         engine=dataclasses.replace(
-            games.engine,
+            config.engine,
             name="transformers",
             # Not the trained model's sampling: other models are the same yardstick in every run.
             max_tokens=own.max_tokens,
@@ -126,17 +121,33 @@ def as_played_by(config: PolicyConfig, policies: Iterable[PolicyRef]) -> dict[st
             min_p=0.0,
         ),
     )
-    changed = without_entries(changed)
+    if isinstance(changed, GamesConfig):
+        changed = _asked_by_model(changed)
     model = ModelConfig(
         prompt_template=own.prompt_template,
         chat_template_args=own.chat_template_args,
-        action_extraction=own.action_extraction,
         dtype=own.dtype,
     )
+    if isinstance(own, HfConfig):
+        model = dataclasses.replace(model, action_extraction=own.action_extraction)
     return {
         uid: dataclasses.replace(changed, model=dataclasses.replace(model, name=name))
         for uid, name in named.items()
     }
+
+
+def _asked_by_model(config: G) -> G:
+    """``config`` with the template and extraction of the model in every environment."""
+
+    def unasked(entry: E) -> E:
+        return dataclasses.replace(entry, prompt_template=None, action_extraction=None)
+
+    env = dataclasses.replace(
+        config.env,
+        train=[unasked(entry) for entry in config.env.train],
+        eval=[unasked(entry) for entry in config.env.eval],
+    )
+    return without_entries(dataclasses.replace(config, env=env))
 
 
 @cache

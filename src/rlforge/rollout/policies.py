@@ -10,22 +10,24 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from rlforge.config.pool import ApiConfig
-from rlforge.config.schema import GamesConfig, PolicyConfig
+from rlforge.config.schema import PolicyConfig
 from rlforge.engines.base import Generator
 from rlforge.engines.openai import ApiPlayer
 from rlforge.games.base import View
 from rlforge.games.markup import Tokenizer
 from rlforge.games.players import SEARCHING, make_player
 from rlforge.games.prompts import Prompter
-from rlforge.models.load import load_tokenizer, prompt_room, stop_token_ids
+from rlforge.models.load import load_tokenizer, model_positions, prompt_room, stop_token_ids
 from rlforge.record.results import ApiUsage
 from rlforge.rollout.conversation import Conversation, conversation_in
 from rlforge.rollout.episode import AtSeat, Seats
 from rlforge.rollout.lineup import as_played_by
 from rlforge.types import Completion, EnvSpec, GameSpec, PolicyRef, SamplingParams, Seat, value
+
+P = TypeVar("P", bound=PolicyConfig)
 
 #: A player without a model: the action in a view.
 Act = Callable[[View], str]
@@ -128,8 +130,11 @@ class _ModelSeat:
             self.chat.add(self.chat.ask(view), answer)
 
 
-def with_own_form(config: GamesConfig) -> tuple[GamesConfig, Any]:
-    """The configuration of another model and its tokenizer."""
+def with_own_form(config: P) -> tuple[P, Any]:
+    """The configuration of another model, with the room that it has, and its tokenizer."""
+    most = min(config.engine.max_model_len, model_positions(config.model))
+    engine = dataclasses.replace(config.engine, max_model_len=most)
+    config = dataclasses.replace(config, engine=engine)
     tokenizer, name = load_tokenizer(config.model), config.model.prompt_template
     if tokenizer.chat_template or Prompter(None, config.prompts).template(name).markup is not None:
         return config, tokenizer
@@ -177,7 +182,7 @@ class SeatPolicies:
         self._config, games = config, config.games
         self._newest: dict[str, PolicyRef] = {}
         self._model = _Model(config, tokenizer, engine, stops, self._newest)
-        self._others: dict[str, tuple[_Model, GamesConfig]] = {}
+        self._others: dict[str, tuple[_Model, PolicyConfig]] = {}
         for uid, other in as_played_by(config, others).items():
             own, tokens = with_own_form(other)
             ends = stop_token_ids(own.model, tokens)
@@ -215,6 +220,6 @@ class SeatPolicies:
             model, own = self._others[policy.uid]
             form = dataclasses.replace(seat.form, template=own.model.prompt_template)
             asked = dataclasses.replace(seat, form=form)
-            return model.at_seat(asked, env, own.pool.hf.temperature)
+            return model.at_seat(asked, env, own.other_hf.temperature)
         temperature = self._config.eval_temperature if temperature is None else temperature
         return self._model.at_seat(seat, env, temperature)

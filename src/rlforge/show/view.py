@@ -217,7 +217,8 @@ def _machine(p: Progress) -> Iterator[RenderableType]:
         load = f"{engine.running} running, {engine.queued} queued, {count(engine.tokens)} tokens"
         yield pair(engine.name, f"{load} ({per_second(engine.tok_s)})")
     for one in p.api:
-        asked = f"{count(one.games)} games, {count(one.requests)} requests ({one.latency_s:.1f} s)"
+        games = f"{count(one.games)} games, " if one.games else ""
+        asked = f"{games}{count(one.requests)} requests ({one.latency_s:.1f} s)"
         tokens = count(one.prompt_tokens + one.answer_tokens)
         yield pair(one.uid, f"{asked}, {tokens} tokens, {dollars(one)}")
     if p.gpus:

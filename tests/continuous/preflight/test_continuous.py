@@ -1,10 +1,11 @@
 """What is known to be wrong before a continuous run starts, and where experiments belong."""
 
+import re
 from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.factories import byte_tokenizer, model_files
+from tests.factories import byte_tokenizer, causal_folder, model_files
 from tests.harness.composed import composed as configured
 
 import rlforge
@@ -19,6 +20,7 @@ from rlforge.continuous.loop.session import Session
 from rlforge.continuous.market.text import forms
 from rlforge.continuous.preflight.continuous import check_answers, check_continuous
 from rlforge.errors import ConfigError
+from rlforge.preflight.model import other_problems
 from rlforge.preflight.plan import make_plan
 from rlforge.preflight.sft import check_sft
 from rlforge.system.hardware import Machine
@@ -212,3 +214,16 @@ def test_the_documents_grpo_trains_in_the_market_of_the_tiny_trader(language_mod
     for experiment in ("market_continuous", "smollm2_market"):
         engine = checked(f"+experiment={experiment}", *grpo.overrides()).engine
         assert (engine.max_model_len, engine.max_tokens) == (4096, 512)
+
+
+def test_a_local_model_that_cannot_trade_is_refused_with_the_keys_of_traders(tmp_path):
+    plain = ["market=default", "continuous.source=market"]
+    nowhere = composed(*plain, "market.traders.hf:./nowhere=1").config
+    (said,) = other_problems(nowhere)
+    assert said.startswith("market.traders: hf:./nowhere: ")
+    rival = causal_folder(tmp_path / "rival", "gpt2")
+    short = composed(*plain, f"market.traders.hf:{rival}=1", "traders.hf.max_tokens=8").config
+    (said,) = other_problems(short)
+    assert re.match(rf"market.traders: hf:{rival}: traders.hf.max_tokens=8: .*raise it to", said)
+    fits = [f"market.traders.hf:{rival}=1", "traders.hf.max_tokens=200"]
+    assert not [*other_problems(composed(*plain, *fits).config)]

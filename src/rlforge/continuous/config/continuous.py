@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from rlforge.config.pool import ApiSettings, HfSettings
 from rlforge.config.rules import (
     Count,
     FolderName,
@@ -138,6 +139,20 @@ class DecisionRewardConfig(Group):
 
 
 @dataclass
+class TradersConfig(Group):
+    """How language models among ``market.traders`` are asked (group ``traders``)."""
+
+    #: Traders behind an API.
+    api: ApiSettings = field(default_factory=ApiSettings)
+    #: Other local models as traders.
+    hf: HfSettings = field(default_factory=HfSettings)
+    #: Their answers are one JSON action that the trader's state allows, and nothing else: a
+    #: ``response_format`` for APIs, left out where one refuses it. Not for models that reason
+    #: before they act.
+    constrained: bool = False
+
+
+@dataclass
 class ContinuousSettings(Group):
     """The loop from window to window (group ``continuous``)."""
 
@@ -205,9 +220,11 @@ class ContinuousConfig(PolicyConfig):
     primary = "continuous"
     command = "continuous"
     about = "a continuous run"
+    others = "traders"
 
     name: FolderName = "continuous"
     market: MarketConfig = field(default_factory=MarketConfig)
+    traders: TradersConfig = field(default_factory=TradersConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     window: WindowConfig = field(default_factory=WindowConfig)
     decision_reward: DecisionRewardConfig = field(default_factory=DecisionRewardConfig)
@@ -217,6 +234,11 @@ class ContinuousConfig(PolicyConfig):
     episodes: EpisodesConfig = field(default_factory=EpisodesConfig)
     requests: RequestsConfig = field(default_factory=RequestsConfig)
     continuous: ContinuousSettings = field(default_factory=ContinuousSettings)
+
+    @property
+    def model_traders(self) -> dict[str, int]:
+        """The language models that trade in the run's market, by name; tests have none."""
+        return self.market.models if self.continuous.source == "market" else {}
 
     @property
     def total_updates(self) -> int | None:

@@ -13,6 +13,7 @@ from rlforge.config.rules import (
     Group,
     Length,
     NotNegative,
+    OneOf,
     Positive,
     Probability,
     Problem,
@@ -24,6 +25,18 @@ from rlforge.config.rules import (
 
 TraderKind = Literal["noise", "momentum", "value", "insider"]
 """Kinds of scripted traders, from the least to the most skilled."""
+
+MODELS = ("hf:", "openai:", "openrouter:", "litellm:")
+"""How names of language models begin that trade beside the run's own."""
+
+ModelName = Annotated[str, pattern(f"({'|'.join(MODELS)}).+", "name a model")]
+TraderName = Annotated[
+    TraderKind | ModelName,
+    OneOf(
+        "noise, momentum, value, insider, or a model: openai:MODEL, openrouter:MODEL, "
+        "litellm:PROVIDER/MODEL, hf:ORG/MODEL or hf:FOLDER"
+    ),
+]
 
 AccountName = Annotated[str, pattern("[a-z]+", "be named in small letters")]
 Ticker = Annotated[str, pattern("[A-Z]{1,8}", "be a word of up to 8 capitals")]
@@ -78,8 +91,9 @@ class MarketConfig(Group):
     #: Most characters of a state in a prompt in prose: what matters least is left out. null: all,
     #: in a continuous run as much as fits the model's context.
     prompt_chars: Annotated[int, Range(200)] | None = None
-    #: Number of scripted traders of each kind.
-    traders: dict[TraderKind, Whole] = field(
+    #: Number of scripted traders of each kind, and of traders that are a language model, by its
+    #: name, as ``openai:MODEL``: these trade in continuous runs (group ``traders``).
+    traders: dict[TraderName, Whole] = field(
         default_factory=lambda: {"noise": 8, "momentum": 2, "value": 2, "insider": 1}
     )
     #: Stakes of the compact actions, as shares of the starting balance.
@@ -94,6 +108,16 @@ class MarketConfig(Group):
     def accounts(self) -> dict[str, float]:
         """The accounts of ``news`` that are not left out."""
         return {account: right for account, right in self.news.items() if right is not None}
+
+    @property
+    def scripted(self) -> dict[str, int]:
+        """The scripted traders of ``traders``."""
+        return {name: count for name, count in self.traders.items() if ":" not in name}
+
+    @property
+    def models(self) -> dict[str, int]:
+        """The traders of ``traders`` that are language models."""
+        return {name: n for name, n in self.traders.items() if ":" in name and n > 0}
 
     def clashes(self) -> Iterator[Problem]:
         if self.max_lifetime < self.min_lifetime:

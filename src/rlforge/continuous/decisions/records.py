@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
+from rlforge.continuous.config.market import MODELS
 from rlforge.errors import RlforgeError
 from rlforge.types import Completion, value
 
@@ -28,7 +29,8 @@ _FORMS = ("%Y-%m-%d-%H:%M", "%Y-%m-%d-%H:%M:%S")
 class Metadata:
     """How a decision was made.
 
-    provider: ``scripted:NAME``, ``control``, a model's name, or ``human``. confidence: 0 to 1.
+    provider: ``scripted:NAME``, ``control``, the name of the run's model, that of another one as
+    ``openai:MODEL``, or ``human``. confidence: 0 to 1.
     """
 
     provider: str
@@ -37,8 +39,8 @@ class Metadata:
 
     @property
     def learns(self) -> bool:
-        """Whether the agent learns; scripted traders and the control do not."""
-        return not self.provider.startswith((SCRIPTED, CONTROL))
+        """Whether the agent learns; other traders and the control do not."""
+        return not self.provider.startswith((SCRIPTED, CONTROL, *MODELS))
 
 
 @value

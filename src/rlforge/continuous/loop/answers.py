@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from rlforge.continuous.decisions.records import Decision, Json, Metadata
+from rlforge.errors import EngineError
 from rlforge.types import Completion
 
 ANSWER = "ANSWER"
@@ -14,6 +15,10 @@ ANSWER = "ANSWER"
 
 Conversation = Sequence[Mapping[str, Any]] | str
 """The messages of a conversation, or the prompt of a completion."""
+
+
+class NotAskedError(EngineError):
+    """The model may not be asked any more, as its budget is spent."""
 
 
 class Ask(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from rlforge.errors import ConfigError, command_line
 from rlforge.kinds import Asked, Controller, RunKind
 from rlforge.specs import ActorSpec, engine_node, learner_node, tracker_node
 from rlforge.system.packages import need_packages
+from rlforge.types import PolicyRef
 
 if TYPE_CHECKING:
     from rlforge.config.compose import Composed
@@ -53,6 +54,11 @@ class Continuous(RunKind[ContinuousConfig]):
         if config.has_market:
             check_answers(config, config.market)
 
+    def opponents(self, config: ContinuousConfig) -> Mapping[str, Sequence[PolicyRef]]:
+        from rlforge.league.names import parse_opponent
+
+        return {"market.traders": [*map(parse_opponent, config.model_traders)]}
+
     def notes(self, composed: Composed[ContinuousConfig]) -> Iterator[str]:
         config, rate = composed.config, composed.said("learner.learning_rate")
         tiny, learned = config.model.kind in _TINY, config.learner.learning_rate
@@ -85,7 +91,7 @@ class Continuous(RunKind[ContinuousConfig]):
         of_agent, of_user = (("deployment", f"prompt ids, {who}") for who in ("agent", "user"))
         made, decided = ("store", "Decision"), ("store", "Decision, Outcome")
         asking = {
-            "market": (part("market", ("market", "continuous"), of_agent, decided),),
+            "market": (part("market", ("market", "traders", "continuous"), of_agent, decided),),
             "episodes": (part("episodes", ("episodes", "continuous"), of_agent, made),),
             "requests": (part("clients", ("requests", "serve"), of_user, decided),),
             "store": (),

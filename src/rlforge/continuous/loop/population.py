@@ -1,7 +1,7 @@
 """The agents and their market, one tick at a time.
 
-In each tick the agents of the model are asked all at once, their actions are carried out in order,
-the scripted traders act, and the market's clock moves on.
+In each tick the agents of the model and traders that are other models are asked all at once, their
+actions are carried out in order, the scripted traders act, and the market's clock moves on.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol
 
 from rlforge.continuous.config.market import MarketConfig
 from rlforge.continuous.decisions.records import (
@@ -21,11 +23,11 @@ from rlforge.continuous.decisions.records import (
     Metadata,
     Result,
 )
-from rlforge.continuous.loop.answers import Ask, confidence_of
+from rlforge.continuous.loop.answers import Ask, NotAskedError, confidence_of
 from rlforge.continuous.market.actions import CONFIDENCE, NO_OP
 from rlforge.continuous.market.books import Receipt, Settled
 from rlforge.continuous.market.traders import Crowd
-from rlforge.continuous.market.trading import AgentPrompter, Question
+from rlforge.continuous.market.trading import AgentPrompter, ChatPrompter, Question
 from rlforge.continuous.market.world import World
 from rlforge.engines.grammars import grammar_of
 from rlforge.errors import EngineDeadError, EngineError, RunError
@@ -58,14 +60,35 @@ class Tick:
     closed: tuple[Open, ...]
 
 
+Asked = Awaitable[Completion]
+
+
+class Model(Protocol):
+    """A model behind agents. name: ``provider`` of their decisions."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def prompter(self) -> AgentPrompter | ChatPrompter: ...
+
+    def answer(self, agent_id: str, question: Question, tick: int) -> Asked:
+        """Answer ``question`` of an agent. Raises EngineError."""
+
+
 @value
 class AgentModel:
-    """The model behind the agents. name: ``provider`` of its decisions. seed: seed of its draws."""
+    """A model that answers prompts of token ids. seed: seed of its draws."""
 
     prompter: AgentPrompter
     ask: Ask
     name: str
     seed: int
+
+    def answer(self, agent_id: str, question: Question, tick: int) -> Asked:
+        # Seeded by tick and agent, so that a repeated tick draws the same answer.
+        draw = seed_of(f"{self.seed}/{tick}/{agent_id}")
+        return self.ask(agent_id, question.token_ids, draw, grammar_of(question.schema))
 
 
 @value
@@ -85,14 +108,26 @@ class SimulationState:
     """All state of a simulation between two ticks: market, traders, open decisions."""
 
     def __init__(
-        self, market: MarketConfig, agents: int, seed: int, control_agents: int = 0
+        self,
+        market: MarketConfig,
+        agents: int,
+        seed: int,
+        control_agents: int = 0,
+        models: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
+        """Open a market with ``agents`` and ``control_agents``. models: other traders, by name."""
         self.format = FORMAT
         self.world = World(market, seed)
         self.control = tuple(f"{CONTROL}-{number}" for number in range(1, control_agents + 1))
         learning = tuple(f"agent-{number}" for number in range(1, agents + 1))
         self.agents = learning + self.control
-        for agent_id in self.agents:
+        # The names of the models behind further traders.
+        self.traders = {
+            f"{name}-{number}": name
+            for name, count in models.items()
+            for number in range(1, count + 1)
+        }
+        for agent_id in (*self.agents, *self.traders):
             self.world.join(agent_id)
         self.crowd = Crowd(self.world, seed)
         self.states: dict[str, Json] = {
@@ -108,7 +143,7 @@ class Population:
     """Runs the ticks of a ``SimulationState``.
 
     record: called with each tick, and writes it to disk. recorded: decisions of an earlier
-    process, by id: their ticks are repeated without asking.
+    process, by id: their ticks are repeated without asking. traders: other models, by name.
     """
 
     def __init__(
@@ -119,15 +154,20 @@ class Population:
         reward: Callable[[Settled], float],
         record: Callable[[Tick], Awaitable[None]],
         recorded: Mapping[str, Decision] | None = None,
+        traders: Mapping[str, Model] = MappingProxyType({}),
     ) -> None:
         self.state = state
         self._model, self._labels = model, labels
+        self._asked: dict[str, Model] = dict.fromkeys(state.agents, model)
+        self._asked |= {agent_id: traders[name] for agent_id, name in state.traders.items()}
+        # Names of models that have answered: only later may they be silent for a while.
+        self._heard: set[str] = set()
         self._reward, self._record = reward, record
         self._recorded = dict(recorded or {})
 
     async def tick(self) -> None:
         state, now = self.state, self._labels.now(self.state)
-        decisions = await self._decide(state.agents, now)
+        decisions = await self._decide(now)
         for choice in state.crowd.act():
             meta = Metadata(provider=f"{SCRIPTED}{choice.kind}")
             made = self._decision(choice.receipt, choice.state, choice.action, now, meta)
@@ -167,29 +207,40 @@ class Population:
 
     # ------------------------------------------------------------ deciding
 
-    async def _decide(self, agents: Sequence[str], now: float) -> list[Decision]:
-        # All agents see the market as it was before the tick, so one batch of the engine answers.
-        questions = [self._model.prompter.ask(self.state.states[agent_id]) for agent_id in agents]
-        answers = await asyncio.gather(
-            *(self._ask(agent, question) for agent, question in zip(agents, questions, strict=True))
-        )
-        # One agent may fail by a prompt that is too long; where all fail, later ticks would, too.
-        if agents and all(isinstance(answer, EngineError) for answer in answers):
-            raise RunError(f"none of the {len(agents)} agents got an answer: {answers[0]}")
+    async def _decide(self, now: float) -> list[Decision]:
+        # All see the market as it was before the tick, so one batch of the engine answers, and no
+        # one waits for the answers of APIs before its own prompt is on its way.
+        questions = {
+            agent_id: model.prompter.ask(self.state.states[agent_id])
+            for agent_id, model in self._asked.items()
+        }
+        answers = await asyncio.gather(*map(self._answer, questions, questions.values()))
+        self._check_heard(answers)
         return [
             self._carry_out(agent_id, question, answer, now)
-            for agent_id, question, answer in zip(agents, questions, answers, strict=True)
+            for (agent_id, question), answer in zip(questions.items(), answers, strict=True)
         ]
 
-    async def _ask(self, agent_id: str, question: Question) -> Completion | EngineError:
+    def _check_heard(self, answers: Sequence[Completion | EngineError]) -> None:
+        """Raise RunError for a model that answers nobody; a trader's may later be silent."""
+        of_model: dict[str, list[Completion | EngineError]] = {}
+        for model, answer in zip(self._asked.values(), answers, strict=True):
+            of_model.setdefault(model.name, []).append(answer)
+        for name, given in of_model.items():
+            # One agent may fail by a prompt that is too long; where all fail, later ticks would.
+            if any(not isinstance(one, EngineError) or type(one) is NotAskedError for one in given):
+                self._heard.add(name)
+            elif name == self._model.name or name not in self._heard:
+                who = "agents" if name == self._model.name else f"traders of {name}"
+                raise RunError(f"none of the {len(given)} {who} got an answer: {given[0]}")
+
+    async def _answer(self, agent_id: str, question: Question) -> Completion | EngineError:
         recorded = self._recorded.get(self._id(agent_id))
         if recorded is not None:
             return recorded.completion or EngineError(recorded.metadata.reasoning)
         try:
-            grammar = grammar_of(question.schema)
-            # Seeded by tick and agent, so that a repeated tick draws the same answer.
-            seed = seed_of(f"{self._model.seed}/{self.state.world.ticks}/{agent_id}")
-            return await self._model.ask(agent_id, question.token_ids, seed, grammar)
+            tick = self.state.world.ticks
+            return await self._asked[agent_id].answer(agent_id, question, tick)
         except EngineDeadError as error:
             raise RunError(f"the engine is gone: {error}") from error
         except EngineError as error:
@@ -200,12 +251,13 @@ class Population:
         self, agent_id: str, question: Question, answer: Completion | EngineError, now: float
     ) -> Decision:
         world = self.state.world
-        provider = CONTROL if agent_id in self.state.control else self._model.name
+        model = self._asked[agent_id]
+        provider = CONTROL if agent_id in self.state.control else model.name
         if isinstance(answer, EngineError):
             receipt = world.decide(agent_id, NO_OP)
             meta = Metadata(provider=provider, reasoning=str(answer), confidence=0.0)
             return self._decision(receipt, question.state, NO_OP, now, meta)
-        reading = self._model.prompter.read(question, answer.text)
+        reading = model.prompter.read(question, answer.text)
         # An answer without an action is submitted as it is: the market counts it as invalid.
         receipt = world.decide(agent_id, reading.action or {"type": answer.text})
         action: Json = reading.action or NO_OP

@@ -15,6 +15,7 @@ from rlforge.continuous.decisions.store import StoreReader, TrajectoryStore, sto
 from rlforge.continuous.decisions.windows import Windows
 from rlforge.continuous.loop.episodes import EpisodesDriver
 from rlforge.continuous.loop.journal import Entry
+from rlforge.continuous.loop.model_traders import ModelTraders
 from rlforge.continuous.loop.policy_side import PolicySide, first_version, reward_of_settled
 from rlforge.continuous.loop.population import AgentModel, Labels, Population, SimulationState, Tick
 from rlforge.continuous.loop.publishing import DailyPush
@@ -160,11 +161,21 @@ async def _market(run: _Recording) -> AsyncIterator[Source]:
     if last is None:
         settings = config.continuous
         state = SimulationState(
-            config.market, settings.agents, config.seed, settings.control_agents
+            config.market,
+            settings.agents,
+            config.seed,
+            settings.control_agents,
+            config.model_traders,
         )
     else:
         state = load_simulation_state(simulation_state_path(run.context.run_dir, last.number))
     assert policy.prompter is not None, "a market has prompts"
+    traders = ModelTraders(run.context, policy.engine)
+
+    async def record(tick: Tick) -> None:
+        await run.record(tick)
+        traders.account()
+
     population = Population(
         state,
         AgentModel(
@@ -172,8 +183,9 @@ async def _market(run: _Recording) -> AsyncIterator[Source]:
         ),
         Labels(prefix=f"{config.name}-{config.seed}", now=now, window_of=windows.grid.id_of),
         reward_of_settled(config),
-        run.record,
+        record,
         await asyncio.to_thread(_recorded, run.store, last),
+        traders.models,
     )
     driver: Driver
     if simulated:
@@ -196,6 +208,7 @@ async def _market(run: _Recording) -> AsyncIterator[Source]:
         yield run.source(driver, following)
     finally:
         await driver.close()
+        await traders.close()
 
 
 def first_window(config: ContinuousConfig, grid: WindowGrid, now: float) -> tuple[str, str]:

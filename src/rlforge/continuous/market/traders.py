@@ -222,13 +222,13 @@ class Choice:
 
 
 class Crowd:
-    """The traders of ``market.traders``, which join the world as ``noise-1`` and so on."""
+    """The scripted traders of a market, which join the world as ``noise-1`` and so on."""
 
     def __init__(self, world: World, seed: int = 0) -> None:
         self._world = world
         self._order = world.generator("order", seed)
         self._traders: list[tuple[str, str, Trader]] = []
-        for kind, count in world.config.traders.items():
+        for kind, count in world.config.scripted.items():
             for number in range(1, count + 1):
                 agent_id = f"{kind}-{number}"
                 world.join(agent_id, kind)

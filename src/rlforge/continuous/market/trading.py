@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from rlforge.config.model import ModelConfig
+from rlforge.config.prompts import PromptConfig
 from rlforge.config.schema import PolicyConfig
 from rlforge.continuous.config.market import MarketConfig
 from rlforge.continuous.market.actions import ActionError, Json, action_schema
@@ -14,7 +16,7 @@ from rlforge.continuous.market.world import World
 from rlforge.errors import ConfigError
 from rlforge.games.actions import extract
 from rlforge.games.base import View
-from rlforge.games.markup import Tokenizer
+from rlforge.games.markup import Message, Tokenizer
 from rlforge.games.prompts import ANY_GAME, Prompter, Template
 from rlforge.types import Form, value
 
@@ -41,15 +43,60 @@ def asked_form(model: ModelConfig) -> str:
 class Question:
     """A prompt about ``state``, in the compact form about the market ``focus``.
 
-    legal: compact answers. schema: JSON schema of an answer; None: any answer.
+    legal: compact answers. schema: JSON schema of an answer; None: any answer. messages: of a
+    ``ChatPrompter``, which writes no token ids.
     """
 
     state: Json
-    focus: str
-    legal: tuple[str, ...]
     text: str
-    token_ids: tuple[int, ...]
+    focus: str = ""
+    legal: tuple[str, ...] = ()
+    token_ids: tuple[int, ...] = ()
     schema: Json | None = None
+    messages: tuple[Message, ...] = ()
+
+
+def _in_market(template: Template) -> Template:
+    """``template`` with words on markets where it speaks of any game."""
+    texts = {name: getattr(template, name) for name in ("user", "later", "system")}
+    return replace(template, **{k: text.replace(ANY_GAME, _TRADER) for k, text in texts.items()})
+
+
+class ChatPrompter:
+    """Writes questions in prose for models behind an API, and reads the actions in answers.
+
+    Args:
+        template: Name of the prompt template.
+        prompts: Templates of the configuration.
+        market: The market that is traded in.
+        constrained: Answers are to be one JSON action that the state allows.
+    """
+
+    def __init__(
+        self,
+        template: str,
+        prompts: Mapping[str, PromptConfig],
+        market: MarketConfig,
+        *,
+        constrained: bool,
+    ) -> None:
+        self._template = _in_market(Prompter(None, prompts).template(template))
+        self._most, self._constrained = market.prompt_chars, constrained
+
+    def ask(self, state: Json) -> Question:
+        """The question to a trader that sees ``state``."""
+        view = View(player_id=0, observation=prompt(state, self._most))
+        said = self._template.messages(view, _REQUEST)
+        return Question(
+            state=state,
+            text="\n\n".join(message["content"] for message in said),
+            schema=action_schema(state) if self._constrained else None,
+            messages=tuple(said),
+        )
+
+    def read(self, question: Question, answer: str) -> ParsedAction:
+        """The action that ``answer`` names; the market may still refuse it."""
+        return read(answer)
 
 
 class AgentPrompter:
@@ -78,11 +125,7 @@ class AgentPrompter:
         self._prose: Template | None = None
         self.extraction = asked_form(config.model)
         if config.model.prompt_template != "board":
-            template = self._prompter.template(config.model.prompt_template)
-            texts = {name: getattr(template, name) for name in ("user", "later", "system")}
-            # Templates speak of a game, and a market is none.
-            ours = {name: text.replace(ANY_GAME, _TRADER) for name, text in texts.items()}
-            self._prose = replace(template, **ours)
+            self._prose = _in_market(self._prompter.template(config.model.prompt_template))
         self._constrained = constrained and self._prose is not None
         self._config, self._room = config, longest_prompt(config)
         self._most = market.prompt_chars

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 from pathlib import Path
 
 from rlforge.config.compose import Composed
@@ -33,11 +34,13 @@ from rlforge.errors import (
 from rlforge.games.base import View
 from rlforge.games.prompts import Prompter
 from rlforge.models.load import load_tokenizer, local_copy
+from rlforge.preflight.games import opponent_problems
 from rlforge.preflight.policy import (
     Problems,
     machine_problems,
     name_problems,
     policy_problems,
+    prompt_problems,
     reader_problems,
     reward_problems,
     value_problems,
@@ -60,6 +63,7 @@ def _continuous_problems(composed: Composed[ContinuousConfig], *, keys: bool) ->
     yield from reward_problems(composed)
     if config.has_market:
         yield from agent_problems(composed, config.market, config.continuous.agents)
+    yield from _trader_problems(composed, keys=keys)
     yield from name_problems(composed, "ruler.scoring_method", config.ruler.scoring_method, SCORERS)
     of_source = {
         "market": _market_problems,
@@ -129,28 +133,47 @@ def agent_problems(composed: Composed[PolicyConfig], market: MarketConfig, agent
     if found:
         return
     config = composed.config
-    name = config.model.prompt_template
-    template = Prompter(None, config.prompts).template(name)
-    if template.players is not None:
-        yield composed.error(
-            "model.prompt_template",
-            f"{name} speaks of a game for {template.players}, and "
-            f"{agents + sum(market.traders.values())} agents trade in this market; use chat, or a "
-            "template of your own (prompts)",
-        )
+    traders = agents + sum(market.traders.values())
+    yield from _template_problems(composed, "model.prompt_template", traders)
     if longest_prompt(config) < 1:
         yield composed.error(
             "engine.max_tokens",
             "leaves no room for a prompt in learner.max_train_len="
             f"{config.learner.max_train_len}, of which both are learned from; lower it",
         )
-    if lacking := template.lacks(View(player_id=0, observation="", board="")):
-        yield composed.error(
-            "model.prompt_template", f"{name} shows a {lacking}; markets have none"
-        )
     # A model that is not downloaded yet is checked once it is there.
     if local_copy(config.model) is not None:
         yield from refusals(lambda: check_answers(config, market))
+
+
+def _template_problems(composed: Composed[PolicyConfig], key: str, traders: int) -> Problems:
+    """Find a template of ``key`` that is about other games. traders: all in the market."""
+    config = composed.config
+    name = attrgetter(key)(config)
+    template = Prompter(None, config.prompts).template(name)
+    if template.players is not None:
+        yield composed.error(
+            key,
+            f"{name} speaks of a game for {template.players}, and {traders} agents trade in this "
+            "market; use chat, or a template of your own (prompts)",
+        )
+    if lacking := template.lacks(View(player_id=0, observation="", board="")):
+        yield composed.error(key, f"{name} shows a {lacking}; markets have none")
+
+
+def _trader_problems(composed: Composed[ContinuousConfig], *, keys: bool) -> Problems:
+    """Find models among ``market.traders`` that cannot be asked."""
+    config = composed.config
+    names = config.model_traders
+    yield from opponent_problems(composed, "market.traders", [*names], (), keys=keys)
+    traders = config.continuous.agents + sum(config.market.traders.values())
+    for group in ("api", "hf") if names else ():
+        key = f"traders.{group}.prompt_template"
+        name = attrgetter(key)(config)
+        found = [*prompt_problems(composed, key, name)]
+        yield from found or _template_problems(composed, key, traders)
+        if not found and Prompter(None, config.prompts).template(name).shows_boards_only:
+            yield composed.error(key, f"{name} shows boards, and traders read prose; use chat")
 
 
 def check_answers(config: PolicyConfig, market: MarketConfig) -> None:

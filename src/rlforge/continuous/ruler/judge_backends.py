@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import Sequence
 
-from rlforge.config.pool import ApiConfig
+from rlforge.config.pool import ApiSettings
 from rlforge.continuous.config.ruler import JudgeConfig
 from rlforge.continuous.ruler.question import answer_schema, each_in_turn
 from rlforge.engines.base import Generator
@@ -90,7 +90,7 @@ class LocalJudge:
 def check_endpoint(config: JudgeConfig) -> Endpoint:
     """The address of ``ruler.judge.model``; ConfigError for a bad name or a missing key."""
     try:
-        return check_api(config.model, ApiConfig(), config.base_url)
+        return check_api(config.model, ApiSettings(), config.base_url)
     except ConfigError as error:
         raise ConfigError(f"ruler.judge.model={config.model}: {error}") from None
 
