@@ -21,7 +21,7 @@ from rlforge.continuous.config.serving import DeploymentConfig
 from rlforge.continuous.serving.journal import VERSIONS, Journal
 from rlforge.continuous.serving.records import Check, Deployment, Holdout, Phase, Probe
 from rlforge.continuous.serving.trials import Trial
-from rlforge.continuous.serving.validation import checkpoint_of, copy_files, validate, version_of
+from rlforge.continuous.serving.validation import checkpoint_of, copy_files, validate
 from rlforge.engines.base import Engine
 from rlforge.errors import DeploymentError, RlforgeError
 from rlforge.system.checkpoint import prune, read_manifest, write_checkpoint
@@ -34,13 +34,13 @@ FAILURES = (RlforgeError, OSError, TimeoutError)
 
 
 class Deployer:
-    """The versions that are served, and their changes; made by ``DeploymentService.open``.
+    """The versions that are served, and their changes: what ``DeploymentService`` answers with.
 
     Attributes:
+        folder: Holds the state.
         current: The version that is served to all users outside a trial.
         trial: Its comparison with a new version, if one is under way.
         fell_back: Why an older version is served than at the last start, if one is.
-        in_use: Requests under way by paths of versions: the engine may read their files again.
     """
 
     current: Deployment
@@ -53,15 +53,18 @@ class Deployer:
         config: DeploymentConfig,
         model: ModelConfig,
         probes: Sequence[Probe],
+        holdout: Holdout | None,
         on_phase: Callable[[Deployment], None] | None,
         rewards: tuple[float, float],
     ) -> None:
         # Engines may run in another folder, where a relative path would be another one.
         self.folder, self._engine, self._journal = folder.absolute(), engine, journal
         self._config, self._model, self._probes = config, model, probes
-        self._on_phase, self.rewards = on_phase, rewards
+        self._holdout, self._on_phase, self._rewards = holdout, on_phase, rewards
         self._changing = asyncio.Lock()
-        self.in_use: Counter[str | None] = Counter()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        # Requests under way by paths of versions: the engine may read their files again.
+        self._in_use: Counter[str | None] = Counter()
         self.trial: Trial | None = None
         self.fell_back = ""
 
@@ -75,7 +78,7 @@ class Deployer:
             return self.trial.deployment.policy()
         return self.current.policy()
 
-    async def deploy(
+    async def _deploy(
         self,
         adapter: Checkpoint | Path | str,
         holdout: Holdout | None,
@@ -91,7 +94,6 @@ class Deployer:
                         self._journal.begin,
                         entry.source,
                         strategy=entry.strategy,
-                        updates=entry.updates,
                         phase="validating",
                     )
                 source = await asyncio.to_thread(checkpoint_of, adapter)
@@ -112,10 +114,9 @@ class Deployer:
             phase="validating",
             strategy=self._config.strategy,
             source=str(Path(path).absolute()),
-            updates=version_of(adapter),
         )
 
-    async def go_back(
+    async def _go_back(
         self, leaving: Deployment, reason: str, *, to_base: bool = True
     ) -> Deployment:
         """Serve the newest former version that loads, unless ``leaving`` is not served."""
@@ -142,7 +143,7 @@ class Deployer:
             await self._tidy()
             return self.current
 
-    async def conclude(self, trial: Trial, ending: str, why: str) -> None:
+    async def _conclude(self, trial: Trial, ending: str, why: str) -> None:
         """End a trial: its version is served to all users (``promote``), or to none."""
         async with self._changing:
             # Another task may have ended the trial meanwhile.
@@ -159,15 +160,15 @@ class Deployer:
                 self.trial = None
             await self._tidy()
 
-    async def set_aside(self, policy: PolicyRef, reason: str) -> None:
+    async def _set_aside(self, policy: PolicyRef, reason: str) -> None:
         """Stop serving a version that can no longer be loaded."""
         trial, current = self.trial, self.current
         if trial is not None and policy.uid == trial.deployment.uid:
-            await self.conclude(trial, "roll_back", reason)
+            await self._conclude(trial, "roll_back", reason)
         elif policy.uid == current.uid:
-            await self.go_back(current, reason, to_base=self._config.fall_back_to_base)
+            await self._go_back(current, reason, to_base=self._config.fall_back_to_base)
 
-    async def resume(self) -> None:
+    async def _resume(self) -> None:
         """Serve the version that was served last, or the base model at the first start."""
         # An earlier process may have died in the middle of a deployment.
         for left in self._journal.interrupt():
@@ -195,7 +196,7 @@ class Deployer:
             await self._advance(tried.number, "rolled_back", reason=problem)
             return
         self.trial, outcomes = Trial(tried, self._config.ab), self._journal.outcomes(tried.number)
-        low, high = self.rewards
+        low, high = self._rewards
         kept = [one for one in outcomes if low <= one.reward <= high]
         if left_out := len(outcomes) - len(kept):
             log.warning(
@@ -219,7 +220,7 @@ class Deployer:
             raise DeploymentError(
                 f"{self.trial.deployment.uid} is on trial; wait for its end, or roll it back"
             )
-        await self._advance(number, "validating")
+        await self._advance(number, "validating", updates=source.version)
         candidate = PolicyRef(
             uid=f"candidate-{number}",
             kind="checkpoint",
@@ -227,7 +228,7 @@ class Deployer:
             version=source.version,
         )
         async with asyncio.timeout(limit):
-            report = await validate(
+            checks, files = await validate(
                 candidate,
                 self.current.policy(),
                 self._engine,
@@ -236,13 +237,13 @@ class Deployer:
                 probes=self._probes,
                 holdout=holdout,
             )
-        if not report.passed:
-            return await self._advance(
-                number, "rejected", checks=report.checks, reason=report.reason
-            )
+        last = checks[-1]
+        if not last.passed:
+            reason = f"{last.name}: {last.detail}"
+            return await self._advance(number, "rejected", checks=checks, reason=reason)
 
-        new = await self._advance(number, "checkpointing", checks=report.checks)
-        path = await asyncio.to_thread(self._copy, new, source, report.files)
+        new = await self._advance(number, "checkpointing", checks=checks)
+        path = await asyncio.to_thread(self._copy, new, source, files)
 
         new = await self._advance(number, "swapping", path=str(path))
         async with asyncio.timeout(limit):
@@ -332,8 +333,7 @@ class Deployer:
         try:
             await asyncio.to_thread(self._journal.forget_former, self._config.keep)
             served = (*self._journal.live(), *self.served())
-            paths = {*(d.path for d in served), *+self.in_use}
-            # ``in_use``: the engine may read a version's files again for requests under way.
+            paths = {*(d.path for d in served), *+self._in_use}
             kept = {Path(path).name for path in paths if path}
             await asyncio.to_thread(prune, self.folder / VERSIONS, 0, kept)
             await asyncio.to_thread(self._journal.back_up)

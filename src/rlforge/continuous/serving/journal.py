@@ -84,6 +84,7 @@ class Journal:
         phase: Phase,
         *,
         path: str | None = None,
+        updates: int | None = None,
         checks: Sequence[Check] | None = None,
         reason: str | None = None,
     ) -> Deployment:
@@ -94,9 +95,9 @@ class Journal:
         return self._changed(
             (
                 "UPDATE deployments SET phase = ?, changed_at = ?, path = COALESCE(?, path), "
-                "checks = COALESCE(?, checks), reason = COALESCE(?, reason) WHERE number = ? "
-                "RETURNING *",
-                (phase, time.time(), path, found, reason, number),
+                "version = COALESCE(?, version), checks = COALESCE(?, checks), "
+                "reason = COALESCE(?, reason) WHERE number = ? RETURNING *",
+                (phase, time.time(), path, updates, found, reason, number),
             )
         )
 

@@ -19,9 +19,8 @@ from typing import Any, Self, TypeVar
 from rlforge.config.model import ModelConfig
 from rlforge.continuous.config.serving import DeploymentConfig
 from rlforge.continuous.serving.deployer import Deployer
-from rlforge.continuous.serving.journal import Journal, owned
+from rlforge.continuous.serving.journal import owned
 from rlforge.continuous.serving.records import Arm, Deployment, Holdout, Probe, TrialOutcome
-from rlforge.continuous.serving.trials import Trial
 from rlforge.engines.base import Engine, OnTokens
 from rlforge.errors import DeploymentError, PolicyLoadError
 from rlforge.types import Checkpoint, Completion, PolicyRef, SamplingParams
@@ -29,23 +28,13 @@ from rlforge.types import Checkpoint, Completion, PolicyRef, SamplingParams
 T = TypeVar("T")
 
 
-class DeploymentService:
+class DeploymentService(Deployer):
     """Routes requests to versions on an engine, and replaces the versions.
 
     Made by ``open``, called from one event loop. One process at a time owns its folder.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        journal: Journal,
-        deployer: Deployer,
-        holdout: Holdout | None,
-        held: contextlib.ExitStack,
-    ) -> None:
-        self._engine, self._journal, self._deployer = engine, journal, deployer
-        self._holdout, self._held = holdout, held
-        self._tasks: set[asyncio.Task[Any]] = set()
+    _held: contextlib.ExitStack
 
     @classmethod
     async def open(
@@ -78,9 +67,12 @@ class DeploymentService:
         """
         with contextlib.ExitStack() as held:
             journal = held.enter_context(owned(folder))
-            deployer = Deployer(folder, engine, journal, config, model, probes, on_phase, rewards)
-            await deployer.resume()
-            return cls(engine, journal, deployer, holdout, held.pop_all())
+            service = cls(
+                folder, engine, journal, config, model, probes, holdout, on_phase, rewards
+            )
+            await service._resume()
+            service._held = held.pop_all()
+            return service
 
     async def close(self) -> None:
         """Cancel changes under way and release the folder; the caller closes the engine."""
@@ -91,33 +83,6 @@ class DeploymentService:
         self._held.close()
 
     # ------------------------------------------------------------ requests
-
-    @property
-    def current(self) -> Deployment:
-        """The version that is served to all users outside a trial."""
-        return self._deployer.current
-
-    @property
-    def folder(self) -> Path:
-        """Holds the state."""
-        return self._deployer.folder
-
-    @property
-    def fell_back(self) -> str:
-        """Why an older version is served than at the last start, if one is."""
-        return self._deployer.fell_back
-
-    @property
-    def trial(self) -> Trial | None:
-        return self._deployer.trial
-
-    def served(self) -> tuple[Deployment, ...]:
-        """The versions that requests may name: the current one, then the one on trial."""
-        return self._deployer.served()
-
-    def route(self, user: str | None = None) -> PolicyRef:
-        """The version of ``user`` now; in a trial it changes at most once, to the new one."""
-        return self._deployer.route(user)
 
     async def generate(
         self,
@@ -138,13 +103,12 @@ class DeploymentService:
         async def answer(chosen: PolicyRef) -> Completion:
             if on_policy is not None:
                 on_policy(chosen)
-            in_use, path = self._deployer.in_use, chosen.path_or_name
             # The version's files stay while the engine may read them again.
-            in_use[path] += 1
+            self._in_use[chosen.path_or_name] += 1
             try:
                 return await self._engine.generate(prompt_token_ids, params, chosen, on_tokens)
             finally:
-                in_use[path] -= 1
+                self._in_use[chosen.path_or_name] -= 1
 
         if policy is not None:
             return await answer(policy)
@@ -154,7 +118,7 @@ class DeploymentService:
         # The version's files are damaged: the one before answers, unless the caller names one.
         except PolicyLoadError as error:
             try:
-                await self._to_its_end(self._deployer.set_aside(chosen, str(error)))
+                await self._to_its_end(self._set_aside(chosen, str(error)))
             except DeploymentError as nothing:
                 raise PolicyLoadError(f"{error}; {nothing}") from error
         return await answer(self.route(user))
@@ -176,22 +140,21 @@ class DeploymentService:
         Failures of adapter, engine and disk are not raised: ``reason`` says why the previous
         version is still served. holdout: replaces the service's own.
         """
-        return await self._to_its_end(self._deployer.deploy(adapter, holdout or self._holdout))
+        return await self._to_its_end(self._deploy(adapter, holdout or self._holdout))
 
     async def deploy_staged(self) -> list[Deployment]:
         staged = [d for d in self.history() if d.phase == "staged"]
-        root = self._deployer.folder.parent
+        root = self.folder.parent
         return [
-            await self._to_its_end(self._deployer.deploy(root / d.source, self._holdout, d))
-            for d in staged
+            await self._to_its_end(self._deploy(root / d.source, self._holdout, d)) for d in staged
         ]
 
     async def rollback(self, reason: str = "requested") -> Deployment:
         """End the trial, or serve the version before; DeploymentError where none can be."""
         if (trial := self.trial) is not None:
-            await self._to_its_end(self._deployer.conclude(trial, "roll_back", reason))
+            await self._to_its_end(self._conclude(trial, "roll_back", reason))
             return self.current
-        return await self._to_its_end(self._deployer.go_back(self.current, reason))
+        return await self._to_its_end(self._go_back(self.current, reason))
 
     async def record_outcome(
         self,
@@ -207,7 +170,7 @@ class DeploymentService:
         Raises ValueError for a reward outside of ``rewards``. key: names the answer, which counts
         once. cluster, stage: see ``MixtureSprt``.
         """
-        low, high = self._deployer.rewards
+        low, high = self._rewards
         if not low <= reward <= high:
             raise ValueError(f"a reward must be a number in [{low:g}, {high:g}], not {reward}")
         trial = self.trial
@@ -221,7 +184,7 @@ class DeploymentService:
             return False
         trial.add(arm, reward, cluster=cluster, stage=stage)
         if (ending := trial.ending) is not None:
-            await self._to_its_end(self._deployer.conclude(trial, ending, str(trial)))
+            await self._to_its_end(self._conclude(trial, ending, str(trial)))
         return True
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:

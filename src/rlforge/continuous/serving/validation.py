@@ -30,7 +30,7 @@ from rlforge.models.finite import check_finite
 from rlforge.models.fit import check_adapter_fits, check_lora, check_model_fits, kind_of_weights
 from rlforge.system.checkpoint import LATEST, MANIFEST, STATE, find_checkpoint, read_manifest
 from rlforge.system.files import sha256_of
-from rlforge.types import Checkpoint, Completion, PolicyRef, value
+from rlforge.types import Checkpoint, Completion, PolicyRef
 
 _NAMES = ("files", "fit", "finite", "loads", "format", "holdout", "conduct")
 
@@ -63,14 +63,6 @@ def checkpoint_of(adapter: Checkpoint | Path | str) -> Checkpoint:
     if (path / MANIFEST).is_file():
         version = int(read_manifest(path, verify=False).meta.get("version", 0))
     return Checkpoint(uid=path.name, version=version, path=str(path))
-
-
-def version_of(adapter: Checkpoint | Path | str) -> int:
-    """The number of learner updates behind ``adapter``; 0 where it cannot be read."""
-    try:
-        return checkpoint_of(adapter).version
-    except (RlforgeError, OSError):
-        return 0
 
 
 def fingerprint(path: Path) -> dict[str, str]:
@@ -116,22 +108,6 @@ def check_fit(path: Path, config: ModelConfig) -> str:
     return f"LoRA of rank {rank} on {', '.join(targets)}"
 
 
-@value
-class Report:
-    """checks: checks that were made; only the last one may have failed. files: digests by name."""
-
-    checks: tuple[Check, ...]
-    files: Mapping[str, str]
-
-    @property
-    def passed(self) -> bool:
-        return self.checks[-1].passed
-
-    @property
-    def reason(self) -> str:
-        return f"{self.checks[-1].name}: {self.checks[-1].detail}"
-
-
 async def validate(
     candidate: PolicyRef,
     current: PolicyRef,
@@ -141,8 +117,10 @@ async def validate(
     model: ModelConfig,
     probes: Sequence[Probe],
     holdout: Holdout | None,
-) -> Report:
-    """Check a new version, whose path is set, against the current one.
+) -> tuple[tuple[Check, ...], Mapping[str, str]]:
+    """The checks of a new version, whose path is set, against the current one; its digests by file.
+
+    Only the last check may have failed.
 
     The other parameters are those of ``DeploymentService.open``.
     """
@@ -171,7 +149,7 @@ async def validate(
         failed = []
     passed = zip(_NAMES, found, strict=False)
     checks = [Check(name=name, passed=True, detail=detail) for name, detail in passed]
-    return Report(checks=(*checks, *failed), files=files)
+    return (*checks, *failed), files
 
 
 def _read(probes: Sequence[Probe], answers: Sequence[Completion], wanted: float) -> str:
