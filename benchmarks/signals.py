@@ -2,6 +2,8 @@
 
     python benchmarks/signals.py [--only CAUSE …] [--healthy SEEDS] [--folder DIR]
 
+With ``--only`` and without healthy runs the other rows of the results stay as they are.
+
 Each planted cause is a run of ``rlforge train`` that can learn nothing: settings, or a plug-in of
 ``benchmarks/planted.py``. It must be named by one of the signals that are expected, at an update no
 later than the one given. Healthy are shipped experiments as they stand, shortened; the figures of
@@ -23,7 +25,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common import record
+from common import RESULTS, record
 from families import tiny, tokenizer
 
 from rlforge.config.plugins import SIGNALS
@@ -94,6 +96,17 @@ CAUSES = {
     ),
     "weights NaN at update 2": Cause(
         (*TICTACTOE, "algorithm=planted:NanWeights"), ("nan_steps",), 3
+    ),
+    # Games are cut before the policy's seat has a turn: the run never gets a batch.
+    "no turn of the policy": Cause(
+        (
+            *TICTACTOE,
+            *("pool=fixed", "pool.fixed_opponents=[random_legal]"),
+            *("policies={main: {seats: [1]}}", "on_no_signal=stop"),
+            "env.train=[{id: TicTacToe-v0-train, max_turns: 1}]",
+        ),
+        ("no_batch",),
+        0,
     ),
 }
 #: Experiment -> updates.
@@ -217,37 +230,46 @@ def main() -> None:
             for experiment in HEALTHY
             for seed in range(arguments.healthy)
         ]
-    missed = [
+    late = missed(causes)
+    alarms = [
+        f"{run['experiment']}, seed {run['seed']}: {one}" for run in kept for one in run["found"]
+    ]
+    print(f"planted: {len(causes) - len(late)} of {len(causes)} named in time; missed: {late}")
+    print(f"healthy: {len(alarms)} signals in {len(kept)} runs {alarms}")
+    if arguments.healthy and arguments.only == list(CAUSES):
+        KEPT.write_bytes(lzma.compress(json.dumps(kept).encode()))
+        healthy_ones = {"healthy_runs": len(kept), "false_alarms": len(alarms), "alarms": alarms}
+        record("signals", {**of_causes(causes), **healthy_ones})
+    elif not arguments.healthy:
+        before = read_json(RESULTS / "signals.json")
+        old = [row for row in before["readings"] if row["cause"] not in arguments.only]
+        record("signals", {**before, **of_causes([*old, *causes])})
+
+
+def missed(causes: list[dict[str, Any]]) -> list[str]:
+    """Causes that were named late, or never."""
+    return [
         row["cause"]
         for row in causes
         if row["at update"] is None or row["at update"] > row["by update"]
     ]
-    alarms = [
-        f"{run['experiment']}, seed {run['seed']}: {one}" for run in kept for one in run["found"]
-    ]
-    print(f"planted: {len(causes) - len(missed)} of {len(causes)} named in time; missed: {missed}")
-    print(f"healthy: {len(alarms)} signals in {len(kept)} runs {alarms}")
-    if arguments.healthy and arguments.only == list(CAUSES):
-        KEPT.write_bytes(lzma.compress(json.dumps(kept).encode()))
-        record(
-            "signals",
-            {
-                "planted": {
-                    row["cause"]: [
-                        f"{row['must be named']} by update {row['by update']}",
-                        f"is {row['named']} at update {row['at update']}",
-                        f"`{row['command']}`",
-                    ]
-                    for row in causes
-                },
-                "readings": causes,
-                "named_in_time": len(causes) - len(missed),
-                "causes": len(causes),
-                "healthy_runs": len(kept),
-                "false_alarms": len(alarms),
-                "alarms": alarms,
-            },
-        )
+
+
+def of_causes(causes: list[dict[str, Any]]) -> dict[str, Any]:
+    """The part of the results on planted causes."""
+    return {
+        "planted": {
+            row["cause"]: [
+                f"{row['must be named']} by update {row['by update']}",
+                f"is {row['named']} at update {row['at update']}",
+                f"`{row['command']}`",
+            ]
+            for row in causes
+        },
+        "readings": causes,
+        "named_in_time": len(causes) - len(missed(causes)),
+        "causes": len(causes),
+    }
 
 
 if __name__ == "__main__":
