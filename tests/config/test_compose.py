@@ -1,14 +1,28 @@
 """Composition: types, origins, and one readable message for each kind of mistake."""
 
+import re
+
 import pytest
 
 import rlforge
 from rlforge.config.compose import compose, from_yaml, to_yaml
-from rlforge.config.keys import conf_dir
+from rlforge.config.keys import all_keys, conf_dir, not_there
 from rlforge.config.overrides import in_grammar
 from rlforge.config.roots import compose_any
 from rlforge.config.training import ALGORITHM_CONFIGS, GrpoConfig
 from rlforge.errors import ConfigError, DamagedError
+
+
+def test_what_is_offered_for_a_misspelt_key_or_group_can_be_written():
+    config = compose([]).config
+    known = {key for key in all_keys(type(config)) if key.count(".") < 2}
+    for key in known:
+        misspelt = key[:-2] + key[-1]
+        if misspelt not in known:
+            found = re.search(r"did you mean (.+)\?", not_there(misspelt, config))
+            assert found is None or {*found[1].split(", ")} <= {*all_keys(type(config))}, misspelt
+    with pytest.raises(ConfigError, match=r"no such key; did you mean algorithm, algorithm\.kl"):
+        compose(["algoritm=grpo"])
 
 
 def test_groups_and_overrides_become_typed_objects():

@@ -133,7 +133,7 @@ def not_there(key: str, config: PolicyConfig) -> str:
     root, head = type(config), key.rpartition(".")[0]
     owner = _class_at(root, head)
     # Entries of lists and mappings have keys that are in none of the root's.
-    own = [f"{head}.{name}" for name in hints(owner)] if owner else []
+    own = [f"{head}.{name}" for name in hints(owner)] if owner and head else []
     return alike(key, [*all_keys(root), *own])
 
 
