@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -176,33 +175,22 @@ def doctor(
 
 def _show_size(run_dir: Path, json_file: Path | None) -> None:
     from rlforge.record.files import open_run
-    from rlforge.record.status import read_summary
+    from rlforge.record.growth import a_day, of_run, parts
     from rlforge.system.files import readable_size
+    from rlforge.system.values import to_json
 
-    paths = open_run(run_dir)
-    parts: list[dict[str, Any]] = []
-    for path in run_dir.iterdir():
-        sizes = []
-        for file in path.rglob("*") if path.is_dir() else (path,):
-            with contextlib.suppress(FileNotFoundError):  # the run deleted it meanwhile
-                if file.is_file() and not file.is_symlink():  # a link's target is elsewhere
-                    sizes.append(file.stat().st_size)
-        limits = _LIMITS.get(path.name, ())
-        parts.append({"name": path.name, "size": sum(sizes), "files": len(sizes), "limits": limits})
-    parts.sort(key=lambda part: (-part["size"], part["name"]))
+    run, found = open_run(run_dir), parts(run_dir)
     free = shutil.disk_usage(run_dir).free
     table = Listing("part", "size", "files", "limited by", left=["part", "limited by"])
-    for part in parts:
-        size, count = readable_size(part["size"]), f"{part['files']:,}"
-        table.add_row(part["name"], size, count, ", ".join(part["limits"]))
-    whole = sum(part["size"] for part in parts)
-    took = read_summary(paths).get("wall_time_s") or 0.0
-    # What a run of less than a minute has written is mostly its start.
-    day = round(whole / took * 86_400) if took >= 60 else None
-    write_result(json_file, {"parts": parts, "free": free, "a_day": day})
+    rows: list[dict[str, Any]] = []
+    for part in found:
+        limits = _LIMITS.get(part.name, ())
+        rows.append({**to_json(part), "limits": limits})
+        table.add_row(part.name, readable_size(part.size), f"{part.files:,}", ", ".join(limits))
+    day = a_day(run, sum(part.size for part in found))
+    write_result(json_file, {"parts": rows, "free": free, "a_day": day})
     Console().print(table)
-    growth = "" if day is None else f", {readable_size(day)} a day at its pace so far"
-    typer.echo(f"{run_dir}: {readable_size(whole)}{growth}; {readable_size(free)} free on its disk")
+    typer.echo(f"{of_run(run)}; {readable_size(free)} free on its disk")
 
 
 def port(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 import ray
 
 from rlforge.errors import ConfigError
-from rlforge.record.files import open_log
+from rlforge.record.files import create_run, open_log, write_json
 from rlforge.run.actors.ends import explained, reason
 from rlforge.system.hardware import ram
 from rlforge.system.network import ProxyError
@@ -49,6 +50,20 @@ def test_an_actor_that_cannot_start_is_explained_with_its_own_words_where_there_
         assert told(died(KeyError("a"), text)) == (
             "pool could not be started: KeyError: 'a' (/me.py, line 3); see logs/pool.log in run"
         )
+
+
+def test_a_disk_that_fills_is_told_with_what_the_run_needs_and_how_to_go_on() -> None:
+    run = create_run(RUN)
+    (RUN / "games.bin").write_bytes(bytes(2**21))
+    write_json(run.progress, {"elapsed_s": 60.0})
+    full = OSError(errno.ENOSPC, "No space left on device", "run/metrics.jsonl")
+    of_ray = ray.exceptions.RayTaskError("log", f"OSError: {full}", full)
+    for error in (full, of_ray, ExceptionGroup("", [full])):
+        said = str(explained(error, None, RUN, "train", lambda process: None))
+        assert "No space left on device" in said
+        assert "are free on the disk of " in said
+        assert "(run: 2.0 MiB, 2.8 GiB a day at its pace so far); free some" in said
+        assert said.endswith("then go on with: rlforge train --resume run")
 
 
 def ended(detail: str) -> ray.exceptions.ActorDiedError:

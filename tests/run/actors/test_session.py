@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 import tempfile
 import time
@@ -20,6 +21,7 @@ from rlforge.config.schema import HardwareConfig
 from rlforge.errors import RunError
 from rlforge.preflight.plan import make_plan
 from rlforge.run.actors import session
+from rlforge.system.folders import ray_base
 from rlforge.system.hardware import detect
 
 
@@ -143,6 +145,24 @@ def test_a_ray_that_is_never_in_time_is_started_three_times_and_leaves_one_messa
     assert [process.wait() for process in started] == [-9, -9, -9]
     again = f"Ray is late{said}: it is started again".replace("\\", "")
     assert capsys.readouterr().err.splitlines() == [again, again]
+
+
+def test_a_late_ray_names_its_own_folder_where_that_of_the_environment_cannot_have_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def late(**_: object) -> None:
+        raise Exception(LATE)
+
+    monkeypatch.setattr("ray.init", late)
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", "/proc")
+    folder = re.escape(str(ray_base()[0] / "ray"))
+    with (
+        pytest.raises(RunError, match=f"its logs are below {folder}$"),
+        session.ray_started(HardwareConfig(device="cpu"), 1),
+    ):
+        pass
+    assert "proc" not in folder
 
 
 @pytest.mark.ray

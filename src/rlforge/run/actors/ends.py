@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING
 import ray
 
 from rlforge.errors import RlforgeError, RunError, command_line
+from rlforge.record.files import RunPaths
+from rlforge.record.growth import of_full_disk
 from rlforge.run.actors.process import DEATHS, ENDS, SAVES_MEMORY
+from rlforge.system.files import says_full_disk
+from rlforge.system.folders import nearest, ray_base
 from rlforge.system.hardware import ram
 
 if TYPE_CHECKING:
@@ -31,7 +35,8 @@ def explained(
 ) -> BaseException:
     """Error to raise in place of ``error``: with the actor that died, its log, and how to resume.
 
-    Of a group the first error counts; errors that do not come from Ray stay as they are.
+    Of a group the first error counts; errors that do not come from Ray stay as they are, unless a
+    disk is full: then the error says which, what the run needs, and how to go on.
 
     Args:
         actors: None while they are starting.
@@ -39,7 +44,13 @@ def explained(
     """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    if not isinstance(error, ray.exceptions.RayError):
+    again = command_line(command, "--resume", run_dir)
+    of_ray = isinstance(error, ray.exceptions.RayError)
+    if says_full_disk(error):
+        why = reason(error, run_dir, memory_of) if of_ray else str(error)
+        said = of_full_disk(RunPaths(root=run_dir), [nearest(ray_base()[0] / "ray")])
+        return RunError(f"{why}; {said}, then go on with: {again}")
+    if not of_ray:
         return error
     why = reason(error, run_dir, memory_of)
     if not isinstance(error, DEATHS) or _own_message(error) is not None:
@@ -49,7 +60,6 @@ def explained(
     log = f"see logs/{name}.log in {run_dir}" if name else f"see logs in {run_dir}"
     if actors is None:
         return RunError(f"{why}; {log}")
-    again = command_line(command, "--resume", run_dir)
     return RunError(f"{why}; {log}; go on with: {again}")
 
 

@@ -22,6 +22,7 @@ from ray._private import utils, worker
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import RunError
 from rlforge.run.actors.process import SAVES_MEMORY
+from rlforge.system.folders import ray_base
 from rlforge.system.signals import WARNINGS, heed, held, owned, regained
 
 log = logging.getLogger(__name__)
@@ -240,7 +241,7 @@ def _patiently(start: Callable[[], Any]) -> Any:
             if tries == STARTS:
                 raise RunError(
                     f"Ray did not start in time, {STARTS} times{_of_load()}; `rlforge doctor` "
-                    f"lists what it needs, and its logs are below {_logs()}"
+                    f"lists what it needs, and its logs are below {ray_base()[0] / 'ray'}"
                 ) from error
         tries += 1
         print(f"Ray is late{_of_load()}: it is started again", file=sys.stderr, flush=True)
@@ -257,10 +258,6 @@ def _of_load() -> str:
     """`` on this busy machine``, with its load, where it is busy; else empty."""
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     return f" on this busy machine (load {load:.0f}, cores {cores})" if load > cores else ""
-
-
-def _logs() -> Path:
-    return Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp", "ray")
 
 
 def end_processes(processes: Collection[psutil.Process]) -> None:
