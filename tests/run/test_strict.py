@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -75,3 +76,17 @@ def test_killed_anywhere_and_resumed_a_run_ends_as_if_it_had_not_been(
     assert len(ids) == len(set(ids)) == sum(line["played"] for line in undisturbed)
     assert rlforge_here("verify", "run", "--all") == 0
     assert rlforge_here("train", "--resume", "run") == 1  # it is complete
+
+
+@pytest.mark.ray
+def test_a_run_that_is_made_longer_keeps_the_games_of_its_last_evaluation(golden_run: Path) -> None:
+    shutil.copytree(golden_run, "run")
+    evaluated, lines = rows("evals.jsonl"), digests()
+    games = [game.spec.game_id for game in read_games(Path("run"))]
+    assert rlforge_here("train", "--resume", "run", "--more", "1") == 0
+    assert rows("evals.jsonl")[: len(evaluated)] == evaluated
+    assert digests()[: len(lines)] == lines
+    kept = [game.spec.game_id for game in read_games(Path("run"))]
+    assert kept[: len(games)] == games
+    assert len(kept) == sum(line["played"] for line in digests())
+    assert rlforge_here("verify", "run") == 0

@@ -101,6 +101,8 @@ class DigestChain:
     def _read_last(self) -> None:
         rows = read_jsonl(self._file.path)
         self._last = rows[-1]["digest"] if rows else None
+        #: Whether the last line is that of the last evaluation, behind all updates.
+        self.final = bool(rows and rows[-1].get("final"))
 
     @property
     def begun(self) -> bool:
@@ -110,7 +112,8 @@ class DigestChain:
         """Add the line of an update; parts: digests and facts by name, JSON-ready."""
         # With the digest of the line before, none can be changed or left out unnoticed.
         row = {"step": step, **parts, "before": self._last}
-        self._last = row["digest"] = digest_of(row)
+        self._last, self.final = digest_of(row), bool(row.get("final"))
+        row["digest"] = self._last
         self._file.append(row)
 
     def rewind(self, step: int) -> None:

@@ -246,4 +246,5 @@ class Rounds(Collection):
     async def restore(self, state: Mapping[str, Any] | None) -> None:
         # Games after the saved state are played again, and would be recorded twice.
         files = 0 if state is None else state["game_files"]
-        await self._actors.tracker.rewind_games.remote(files)
+        if files is not None:
+            await self._actors.tracker.rewind_games.remote(files)

@@ -315,6 +315,9 @@ class GameController:
         for policy in self._policies.every:
             await self._calls.use(policy.newest.policy())
             await self._actors.buffer.set_version.remote(policy.newest.version, policy.name)
+        if self._chain.final:
+            # Its games stay, as its results do: nothing was played after the last evaluation.
+            state["game_files"] = None
         await self._collection.restore(state)
 
     async def _finish(self) -> bool:
@@ -325,7 +328,8 @@ class GameController:
         )
         if not complete:
             self._evaluations.cancel()
-        if (rest := self._collection.unrecorded()) is not None:
+        # A stopped evaluation is made again, and its games are dropped then.
+        if complete and (rest := self._collection.unrecorded()) is not None:
             self._chain.append(self._version, {"final": True, **rest})
         self._observers.ended()
         await self._watch.look()
