@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
 import shutil
+import sqlite3
 import sys
+import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -150,6 +154,37 @@ def all_retyped(file: Path, content: bytes) -> Iterator[tuple[str, bytes]]:
         yield f"{kinds}: {other!r}", written(file, content, changed)
 
 
+def rewritten(file: Path, content: bytes) -> Iterator[tuple[str, bytes]]:
+    """The same SQLite file with something else in a cell of JSON, of each column in one."""
+    if file.suffix != ".sqlite":
+        return
+    others = itertools.cycle(("3", '["a"]', "no JSON", '{"trained": 3}'))
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, file.name)
+        copy.write_bytes(content)
+        with contextlib.closing(sqlite3.connect(copy)) as database:
+            cells = [*_json_cells(database)]
+        for table, column, packed in cells:
+            other = next(others)
+            copy.write_bytes(content)
+            with contextlib.closing(sqlite3.connect(copy)) as database, database:
+                cell = zlib.compress(other.encode()) if packed else other
+                database.execute(f"UPDATE {table} SET {column} = ?", (cell,))
+            yield f"{table}.{column}: {other}", copy.read_bytes()
+
+
+def _json_cells(database: sqlite3.Connection) -> Iterator[tuple[str, str, bool]]:
+    """Tables and columns with JSON, and whether it is compressed."""
+    for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'"):
+        rows = database.execute(f"SELECT * FROM {table} LIMIT 1")
+        names = [column[0] for column in rows.description]
+        for name, cell in zip(names, rows.fetchone() or (), strict=False):
+            packed = isinstance(cell, bytes)
+            text = zlib.decompress(cell).decode() if packed else cell
+            if isinstance(text, str) and text[:1] in ("{", "["):
+                yield table, name, packed
+
+
 def values(file: Path, content: bytes) -> list[Any]:
     if file.suffix == ".jsonl":
         return [json.loads(line) for line in content.splitlines()]
@@ -274,6 +309,12 @@ def test_values_of_other_types_are_a_line_or_a_row_that_names_the_file(request, 
     damaged = request.getfixturevalue(kind)
     assert damaged.faults(_FEW[kind], all_retyped) == {}
     assert damaged.calls > 50
+
+
+def test_other_json_in_a_database_is_a_line_or_a_row_that_names_the_file(market):
+    others = ["deployments --state RUN", "windows show RUN 2024-11-13-10:00", "windows list RUN"]
+    assert market.faults([*_FEW["market"], *others], rewritten) == {}
+    assert market.calls > 20
 
 
 @pytest.mark.slow

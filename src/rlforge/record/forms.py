@@ -1,4 +1,4 @@
-"""Types of the fields that readers rely on in the JSON of a run, by the name of the file.
+"""Types of the fields that readers rely on in the JSON of a run, by the name of its file.
 
 Files whose content is a value (pool.json, evals.jsonl) are checked by ``from_json`` as well.
 """
@@ -74,6 +74,12 @@ _FORMS: Mapping[str, Mapping[str, Any]] = {
     "api.json": {"players": _ROWS, "games": int, "declined": int, "closed": _TEXT, "*": object},
     "sweep.json": {"shared": [str], "jobs": object, "*": object},
     "trackers.json": {"wandb": str, "sent": _NUMBERS, "*": object},
+    # Of saved states, and the facts of a window in its row.
+    "run.json": {"run_dir": str, "game_files": int, "layout": int, "*": {"*": object}},
+    "journal.sqlite": {
+        "trained": {"uid": _TEXT, "reason": str, "seconds": _NUMBER, "*": object},
+        "*": {"seconds": _NUMBER, "*": object},
+    },
 }
 #: Fields that each line of a growing file has.
 _NEEDED: Mapping[str, tuple[str, ...]] = {

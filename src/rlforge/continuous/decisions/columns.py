@@ -93,8 +93,12 @@ def to_decisions(rows: Iterable[Mapping[str, Any]]) -> list[Decision]:
 def to_decision(row: Mapping[str, Any], parse: Callable[[str], Any] = json.loads) -> Decision:
     """One decision; states and actions are JSON text, which ``parse`` reads, or objects."""
 
-    def parsed(content: Any) -> Any:
-        return parse(content) if isinstance(content, str) else content
+    def parsed(name: str) -> dict[str, Any]:
+        content = row[name]
+        found = parse(content) if isinstance(content, str) else content
+        if not isinstance(found, dict):
+            raise ValueError(f"{name} of decision {row['id']} is {found!r:.60}, and no object")
+        return found
 
     meta, completion = row.get("metadata") or {}, row.get("completion")
     result, stats = row.get("result"), row.get("agentStats") or {}
@@ -102,13 +106,13 @@ def to_decision(row: Mapping[str, Any], parse: Callable[[str], Any] = json.loads
         id=row["id"],
         agent_id=row["agentId"],
         window_id=row["windowId"],
-        state=parsed(row["state"]),
-        action=parsed(row["action"]),
+        state=parsed("state"),
+        action=parsed("action"),
         timestamp=row["timestamp"],
         # Datasets that others made may lack some columns.
         metadata=METADATA.decode({**meta, "provider": meta.get("provider") or ""}),
         reward=row.get("reward"),
-        next_state=None if row.get("nextState") is None else parsed(row["nextState"]),
+        next_state=None if row.get("nextState") is None else parsed("nextState"),
         result=None
         if result is None
         else RESULT.decode({**result, "winRate": stats.get("winRate") or 0.0}),

@@ -18,6 +18,7 @@ from rlforge.continuous.ruler.base import DecisionScores
 from rlforge.errors import DamagedError, RunError, counted
 from rlforge.record.digests import digest_of
 from rlforge.record.files import RunPaths, read_json, read_jsonl, write_json
+from rlforge.record.forms import checked
 from rlforge.record.recorded import Check, Recorded, Say
 from rlforge.record.status import is_done
 from rlforge.system.files import open_database, reading
@@ -111,7 +112,12 @@ class Journal:
             raise self._failed(error) from error
         with reading(self._path, _MEND):
             return [
-                Entry(number=number, window_id=window_id, phase=phase, facts=json.loads(facts))
+                Entry(
+                    number=number,
+                    window_id=window_id,
+                    phase=phase,
+                    facts=checked(self._path, json.loads(facts)),
+                )
                 for number, window_id, phase, facts in rows
             ]
 

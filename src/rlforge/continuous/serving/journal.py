@@ -24,6 +24,7 @@ from rlforge.system.locks import RunLock
 log = logging.getLogger(__name__)
 
 FILE = "state.sqlite"
+_MEND = "rlforge serve restores its copy"
 VERSIONS = "versions"
 """Folder of the service's own copies of adapters."""
 
@@ -225,14 +226,12 @@ def read_history(folder: Path) -> list[Deployment]:
     # Connecting would create the file.
     if not (folder / FILE).is_file():
         return []
-    mend = "rlforge serve restores its copy"
     try:
         with contextlib.closing(_connect(folder / FILE)) as database:
             rows = database.execute(_HISTORY).fetchall()
     except sqlite3.Error as error:
-        raise DeploymentError(f"{folder / FILE} cannot be read: {error}; {mend}") from error
-    with reading(folder / FILE, mend):
-        return [_deployment(row, folder) for row in rows]
+        raise DeploymentError(f"{folder / FILE} cannot be read: {error}; {_MEND}") from error
+    return [_deployment(row, folder) for row in rows]
 
 
 def _open(folder: Path) -> sqlite3.Connection:
@@ -286,8 +285,9 @@ def _deployment(row: Any, folder: Path) -> Deployment:
     if values["path"]:
         values["path"] = str(folder / VERSIONS / values["path"])
     values["updates"] = values.pop("version")
-    checks = tuple(
-        Check(name=name, passed=passed, detail=detail)
-        for name, passed, detail in json.loads(values.pop("checks"))
-    )
+    with reading(folder / FILE, _MEND):
+        checks = tuple(
+            Check(name=str(name), passed=bool(passed), detail=str(detail))
+            for name, passed, detail in json.loads(values.pop("checks"))
+        )
     return Deployment(**values, checks=checks)

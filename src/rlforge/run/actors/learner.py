@@ -15,10 +15,12 @@ import ray
 from rlforge.config.per_policy import policy_names
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
+from rlforge.record.forms import checked
 from rlforge.run.actors.folder import RunFolder
 from rlforge.run.actors.process import DEATHS, begin, limit_threads, turn_file
 from rlforge.samples import TrainBatch, UpdateResult
-from rlforge.system.checkpoint import extend_checkpoint, step_name, write_checkpoint
+from rlforge.system.checkpoint import STATE, extend_checkpoint, step_name, write_checkpoint
+from rlforge.system.files import reading
 from rlforge.system.packages import statistics_hidden
 from rlforge.system.utilisation import Span
 from rlforge.types import Checkpoint
@@ -228,7 +230,9 @@ class LearnerActor:
         path = self._folder.checkpoint(uid)
         if path is None:
             raise CheckpointError(f"the run has no checkpoint {uid} to resume from")
-        state = read_state(path, self._learners)
+        file = path / STATE / "run.json"
+        with reading(file, "put a copy in its place"):
+            state = checked(file, read_state(path, self._learners))
         for learner in self._learners.each():
             if version is not None:
                 learner.version = version
