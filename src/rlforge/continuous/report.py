@@ -171,23 +171,19 @@ def tiles(run: RunData) -> dict[str, str]:
 
 def changes(comparison: Row) -> list[Change]:
     """Policy and scripted traders in the same markets, before the run and after it."""
-    before, after = (comparison.get(when, {}).get("players", {}) for when in ("before", "after"))
-    return [
-        _change(player, key, before[player][key], after.get(player, {}).get(key), comparison)
-        for player in before
-        for key in COMPARED
-    ]
+    before = comparison.get("before", {}).get("players", {})
+    return [_change(player, key, comparison) for player in before for key in COMPARED]
 
 
-def _change(
-    player: str, key: str, first: float | None, last: float | None, comparison: Row
-) -> Change:
+def _change(player: str, key: str, comparison: Row) -> Change:
     def say(figure: float | None) -> str:
         return percent(figure, 1) if key in _SHARES else number(figure, 3)
 
     def shown(change: float) -> str:
         return f"{points(change)} pts" if key in _SHARES else f"{change:+.3g}"
 
+    first = comparison["before"]["players"][player][key]
+    last = comparison.get("after", {}).get("players", {}).get(player, {}).get(key)
     interval = comparison.get("change", {}).get(player, {}).get(key)
     change, text, sure = None, number(None), False
     if first is not None and last is not None:

@@ -141,13 +141,6 @@ async def test_scores_are_matched_by_id(judged, window):
     assert scores.metrics["unscored"] == scores.metrics["judge_failed_groups"] == 0
 
 
-async def test_a_refusal_is_shown_paid_once_and_not_asked_again(judged, few):
-    scores = await judged(few, "refusal")
-    assert scores.values == (None,) * 8
-    assert scores.unscored.endswith("refuses to answer: I cannot help with trading.")
-    assert (scores.metrics["judge_calls"], scores.metrics["judge_tokens"]) == (1, 1000)
-
-
 @pytest.mark.parametrize(
     ("mood", "tau", "said"), [("good", 1.0, ""), ("by place", -1.0, "scores by place: asked in")]
 )
@@ -235,6 +228,8 @@ async def test_one_failed_group_leaves_the_others_scored(server, judged, window)
         ("slow", 1, 0, "in 3 tries", {"timeout_s": 0.2}),
         ("too long", 1, 0, "context length exceeded", {}),
         ("cut", 1, 1000, "it was cut at ruler.judge.max_answer_tokens=100", CUT | {"retries": 0}),
+        # A refusal is shown, paid once and not asked for again.
+        ("refusal", 1, 1000, "refuses to answer: I cannot help with trading.", {}),
     ],
 )
 async def test_calls_without_a_whole_answer_leave_the_group_unscored(

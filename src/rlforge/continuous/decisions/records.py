@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from rlforge.continuous.config.market import MODELS
 from rlforge.errors import RlforgeError
 from rlforge.types import Completion, value
+
+Item = TypeVar("Item")
 
 Json = Mapping[str, Any]
 """A JSON object."""
@@ -107,12 +109,16 @@ class Decision:
         return PROBLEM in self.action
 
 
-def by_agent(decisions: Iterable[Decision]) -> dict[str, list[Decision]]:
-    """The decisions of each agent, agents in order of their first one."""
-    found: dict[str, list[Decision]] = {}
-    for one in decisions:
-        found.setdefault(one.agent_id, []).append(one)
+def grouped(items: Iterable[Item], key: Callable[[Item], str]) -> dict[str, list[Item]]:
+    """The items of each key, keys in order of their first one."""
+    found: dict[str, list[Item]] = {}
+    for one in items:
+        found.setdefault(key(one), []).append(one)
     return found
+
+
+def by_agent(decisions: Iterable[Decision]) -> dict[str, list[Decision]]:
+    return grouped(decisions, lambda one: one.agent_id)
 
 
 @value

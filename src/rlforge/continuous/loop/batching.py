@@ -12,7 +12,7 @@ from dataclasses import field
 from rlforge.algorithms.advantages import has_signal, steps_anyway
 from rlforge.algorithms.base import Algorithm
 from rlforge.continuous.config.continuous import ContinuousSettings
-from rlforge.continuous.decisions.records import Decision
+from rlforge.continuous.decisions.records import Decision, grouped
 from rlforge.continuous.decisions.reward import returns_to_go
 from rlforge.continuous.loop.performance import is_ours
 from rlforge.rewards.sampling import is_constant
@@ -169,12 +169,10 @@ class WindowFilter:
     # ------------------------------------------------------------ the batch
 
     def _samples(self, batch_id: str, decisions: Sequence[Scored]) -> list[Sample]:
-        by_agent: dict[str, list[Scored]] = {}
-        for one in decisions:
-            by_agent.setdefault(one.decision.agent_id, []).append(one)
+        agents = grouped(decisions, lambda one: one.decision.agent_id)
         return [
             self._sample(batch_id, one, index, last=index == len(own) - 1)
-            for _, own in sorted(by_agent.items())
+            for _, own in sorted(agents.items())
             for index, one in enumerate(own)
         ]
 

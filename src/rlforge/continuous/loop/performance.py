@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rlforge.continuous.decisions.records import CONTROL, Decision, by_agent
+from rlforge.continuous.decisions.records import CONTROL, Decision, by_agent, grouped
 from rlforge.continuous.report import COMPARED
 from rlforge.types import value
 
@@ -54,10 +54,7 @@ def is_ours(decision: Decision) -> bool:
 
 def players(decisions: Iterable[Decision]) -> Mapping[str, Sequence[Decision]]:
     """The decisions of each kind of player, the policy first."""
-    groups: dict[str, list[Decision]] = {}
-    for decision in decisions:
-        name = POLICY if is_ours(decision) else decision.metadata.provider
-        groups.setdefault(name, []).append(decision)
+    groups = grouped(decisions, lambda one: POLICY if is_ours(one) else one.metadata.provider)
     order = sorted(groups, key=lambda name: (name != POLICY, name))
     return {name: groups[name] for name in order}
 

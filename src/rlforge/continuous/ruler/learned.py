@@ -69,8 +69,8 @@ class WindowMemory:
         self.windows = tuple(every[-self._most_windows :])
         return True
 
-    def save(self, path: Path) -> None:
-        """Write ``path``, whole or not at all. Raises CheckpointError."""
+    def save(self, path: Path) -> bool:
+        """Write ``path``, whole or not at all; returns whether it was written, and logs why not."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_path(path, durable=True) as work, work.open("wb") as file:
@@ -85,10 +85,14 @@ class WindowMemory:
                     rewards=np.concatenate([empty[:, 0], *(one.rewards for one in self.windows)]),
                 )
         except OSError as error:
-            raise CheckpointError(
-                f"the scorer's memory cannot be written to {path} ({error}); make room, or "
-                "name another ruler.model_path"
-            ) from error
+            log.error(
+                "the scorer's memory cannot be written to %s (%s); make room, or name another "
+                "ruler.model_path",
+                path,
+                error,
+            )
+            return False
+        return True
 
     def load(self, path: Path) -> None:
         """Read ``path``. Raises CheckpointError if it is damaged or of other features."""
@@ -164,13 +168,10 @@ class LearnedScorer(abc.ABC):
                 if judged is not None and len(one.rewards) > 1:
                     forecasts.append(agreement(judged.values, one.rewards.tolist()))
         added = sum(self.memory.add(one) for one in new)
-        if self._path is not None and self._saved is not self.memory.windows:
-            try:
-                self.memory.save(self._path)
-                self._saved = self.memory.windows
-            except CheckpointError as error:
-                # Only logged, because the next call tries again.
-                log.error("%s", error)
+        # Where it cannot be written, the next call tries again.
+        newest = self.memory.windows
+        if self._path is not None and self._saved is not newest and self.memory.save(self._path):
+            self._saved = newest
         return {
             "learned_windows": float(len(self.memory.windows)),
             "learned_decisions": float(sum(len(one.rewards) for one in self.memory.windows)),

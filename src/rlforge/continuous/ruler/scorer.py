@@ -72,7 +72,14 @@ class RULERScorer:
         return list(self.score(decisions).values)
 
     def score(self, decisions: Sequence[Decision]) -> DecisionScores:
-        return asyncio.run(self._score(decisions))
+        async def once() -> DecisionScores:
+            try:
+                return await self._scorer.score(decisions)
+            finally:
+                # Connections belong to the event loop of one call.
+                await self._scorer.close()
+
+        return asyncio.run(once())
 
     def generate_pairs(self, decisions: Sequence[Decision]) -> list[tuple[Decision, Decision]]:
         """Pairs (better, worse) by the rewards of a window."""
@@ -89,10 +96,3 @@ class RULERScorer:
 
     def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
         return self._scorer.learn(windows)
-
-    async def _score(self, decisions: Sequence[Decision]) -> DecisionScores:
-        try:
-            return await self._scorer.score(decisions)
-        finally:
-            # Connections belong to the event loop of one call.
-            await self._scorer.close()
