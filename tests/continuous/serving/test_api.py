@@ -178,6 +178,14 @@ def deploying(config, tmp_path):
 # ---------------------------------------------------------------- OpenAI's client
 
 
+async def test_the_page_is_at_a_path_of_the_service_or_left_out(served, serving):
+    page = await served.http.get("/watch")
+    assert "deploy-0" in page.text
+    assert page.headers["content-security-policy"].startswith("default-src 'none'")
+    async with serving(page=None) as without:
+        assert (await without.http.get("/watch")).status_code == 404
+
+
 async def test_a_chat_passes_the_files_that_the_page_names(served):
     """Stops are the files in whose coroutines a request waits; here the engine is in-process."""
     page = (Path(__file__).parents[3] / "docs" / "architecture.md").read_text()

@@ -8,6 +8,7 @@ import pytest
 from tests import factories
 
 from rlforge.continuous.decisions.store import TrajectoryStore
+from rlforge.continuous.serving.metrics import Metrics
 from rlforge.continuous.serving.server import watched
 from rlforge.show.report import write_report
 
@@ -53,13 +54,16 @@ async def tab(tmp_path):
 
 
 @pytest.fixture
-def shown(market, serving):
+def shown(market, market_engine, serving):
     """The service of a run, and the address of its page."""
 
     @contextlib.asynccontextmanager
     async def show(run):
         said = []
-        async with serving(run) as service, watched(service, market, said.append):
+        async with (
+            serving(run) as service,
+            watched(service, market_engine, market, Metrics(), said.append),
+        ):
             await until(lambda: bool(said))
             yield service, re.search(r"http\S+", said[0])[0]
 

@@ -7,6 +7,7 @@ import shutil
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from tests import factories
 from tests.harness.composed import composed
 from tests.harness.pages import cells, charts, check
@@ -14,7 +15,9 @@ from tests.harness.pages import cells, charts, check
 from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.config.serving import AbTestConfig, ServeConfig
 from rlforge.continuous.decisions.store import TrajectoryStore
-from rlforge.continuous.serving.page import Page, page_alone
+from rlforge.continuous.serving.client import ask_admin, running_at
+from rlforge.continuous.serving.metrics import Metrics
+from rlforge.continuous.serving.page import Page
 from rlforge.continuous.serving.server import listen, watched
 from rlforge.continuous.serving.tokens import Tokens
 
@@ -23,7 +26,8 @@ HERE = "http://127.0.0.1:8000"
 
 
 def browser(service, **serve):
-    app = page_alone(Page(service, TOKENS, ServeConfig(**serve), "test"))
+    app = FastAPI()
+    Page(service, TOKENS, ServeConfig(**serve), "test").mount(app)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=HERE)
 
 
@@ -200,27 +204,36 @@ async def test_a_service_without_a_run_shows_its_deployments(opened, tmp_path):
     assert "<h2>Windows" not in page
 
 
-async def test_a_page_that_cannot_start_is_a_line(market, run, serving):
+@pytest.fixture
+def watching(market, market_engine):
+    def watch(service, say, **serve):
+        config = factories.changed(market, serve=serve)
+        return watched(service, market_engine, config, Metrics(), say)
+
+    return watch
+
+
+async def test_a_page_that_cannot_start_is_a_line(run, serving, watching):
     said = []
     with contextlib.closing(listen("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        config = factories.changed(market, serve={"page": port})
-        async with serving(run) as service, watched(service, config, said.append):
+        async with serving(run) as service, watching(service, said.append, page=port):
             while not said:  # noqa: ASYNC110  # it has no event
                 await asyncio.sleep(0.01)
     (line,) = said
     assert line.startswith("no page to watch it")
     assert f"serve.page={port}" in line
-    none = factories.changed(market, serve={"page": None})
-    async with serving(run) as service, watched(service, none, said.append):
+    async with serving(run) as service, watching(service, said.append, page=None):
         await asyncio.sleep(0.1)
     assert len(said) == 1
 
 
-async def test_a_page_is_served_at_a_free_port_of_this_machine(market, run, serving):
+async def test_a_run_is_watched_and_rolled_back_at_a_free_port_of_this_machine(
+    run, serving, watching
+):
     said = []
     async with serving(run) as service:
-        async with watched(service, market, said.append):
+        async with watching(service, said.append):
             while not said:  # noqa: ASYNC110  # it has no event
                 await asyncio.sleep(0.01)
             (address,) = re.findall(r"http://127\.0\.0\.1:\d+/watch$", said[0])
@@ -229,6 +242,14 @@ async def test_a_page_is_served_at_a_free_port_of_this_machine(market, run, serv
                 token = (run / "deployments" / "admin_token").read_text()
                 answer = await http.post(address, data={"token": token, "leaving": "deploy-2"})
                 assert (answer.status_code, service.current.uid) == (303, "deploy-1")
+                flood = await http.post(address, content=b"token=" + b"x" * 2**21)
+                assert flood.status_code == 413
+                for closed in ("/v1/models", "/metrics"):
+                    assert (await http.get(address.replace("/watch", closed))).status_code == 404
+            # The command finds it, too.
+            state = run / "deployments"
+            gone = await asyncio.to_thread(ask_admin, running_at(state), state, "rollback")
+            assert (gone["uid"], service.current.uid) == ("deploy-0", "deploy-0")
         assert len(said) == 1
 
 

@@ -171,7 +171,7 @@ async def _served_over_http(
     """Answer requests during the block, where ``continuous.http`` is set; else show the page."""
     config, policy = context.config, parts.policy
     if not config.continuous.http:
-        async with watched(policy.service, config, context.note):
+        async with watched(policy.service, policy.engine, config, policy.metrics, context.note):
             yield
         return
     folder = context.run_dir / STATE_DIR

@@ -238,8 +238,13 @@ class Api:
 
 
 def make_app(
-    api: Api, count: Callable[[str, int, float], None], page: Page | None = None
+    api: Api,
+    count: Callable[[str, int, float], None],
+    page: Page | None = None,
+    *,
+    clients: bool = True,
 ) -> ASGIApp:
+    """The application over ``api``, with a page. clients: whether it answers theirs, too."""
     # FastAPI's pages of documentation would load scripts from the network.
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     for method, path, endpoint, who in (
@@ -255,9 +260,10 @@ def make_app(
         ("POST", "/admin/rollback", api.rollback, api.admin),
         ("GET", "/admin/deployments", api.deployments, api.admin),
     ):
-        app.add_api_route(
-            path, endpoint, methods=[method], response_model=None, dependencies=[Depends(who)]
-        )
+        if clients or who == api.admin:
+            app.add_api_route(
+                path, endpoint, methods=[method], response_model=None, dependencies=[Depends(who)]
+            )
     if page is not None:
         page.mount(app)
     for error in EXPLAINED:

@@ -54,7 +54,9 @@ def running_at(state_dir: Path) -> str | None:
         try:
             return str(json.loads((state_dir / ADDRESS_FILE).read_text())["url"])
         except (OSError, ValueError, KeyError) as error:
-            raise DeploymentError(f"{owned}; it does not answer requests yet") from error
+            raise DeploymentError(
+                f"{owned}; it does not answer: it has just started, or has serve.page=null"
+            ) from error
 
 
 def ask_admin(

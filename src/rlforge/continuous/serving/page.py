@@ -36,7 +36,7 @@ from rlforge.continuous.report import (
     window_row,
 )
 from rlforge.continuous.serving.client import PAGE
-from rlforge.continuous.serving.errors import EXPLAINED, RequestError, explain
+from rlforge.continuous.serving.errors import RequestError
 from rlforge.continuous.serving.records import Deployment
 from rlforge.continuous.serving.service import DeploymentService
 from rlforge.continuous.serving.tokens import ADMIN_FILE, ADMIN_VARIABLE, Tokens
@@ -268,16 +268,6 @@ class Page:
 
     def _activity(self) -> str:
         return "" if self._paths is None else str(read_json(self._paths.progress).get("activity"))
-
-
-def page_alone(page: Page) -> FastAPI:
-    """The application of a service that answers no requests."""
-    # FastAPI's pages of documentation would load scripts from the network.
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    page.mount(app)
-    for error in EXPLAINED:
-        app.add_exception_handler(error, explain)
-    return app
 
 
 def moment(stamp: float) -> str:

@@ -217,8 +217,12 @@ def http_over(
     *,
     ready: Callable[[], bool] = lambda: True,
     observer: AnswerObserver | None = None,
+    clients: bool = True,
 ) -> ASGIApp:
-    """The HTTP application over an open service, whose ``on_phase`` is that of ``metrics``."""
+    """The HTTP application over an open service, whose ``on_phase`` is that of ``metrics``.
+
+    clients: whether it answers requests of clients.
+    """
     from rlforge.continuous.serving.answering import Answering
     from rlforge.continuous.serving.app import Api, make_app
     from rlforge.continuous.serving.page import Page
@@ -227,7 +231,7 @@ def http_over(
     api = Api(service, engine, answering, config.serve, tokens, metrics, ready)
     shown = config.serve.page is not None
     page = Page(service, tokens, config.serve, config.name) if shown else None
-    return make_app(api, metrics.count_request, page)
+    return make_app(api, metrics.count_request, page, clients=clients)
 
 
 async def _begin(service: DeploymentService, source: Path | None, say: Say) -> None:
@@ -286,14 +290,12 @@ def url_of(listener: socket.socket) -> str:
 
 @contextlib.asynccontextmanager
 async def watched(
-    service: DeploymentService, config: ContinuousConfig, say: Say
+    service: DeploymentService, engine: Engine, config: ContinuousConfig, metrics: Metrics, say: Say
 ) -> AsyncIterator[None]:
-    """The page of a service that answers no requests, during the block, at ``serve.page``.
+    """Show the page of a service without clients, and take admin calls, during the block.
 
-    It is no part of the run: its failures are said.
+    They are at ``serve.page``, and no part of the run: their failures are said.
     """
-    from rlforge.continuous.serving.page import Page, page_alone
-
     if config.serve.page is None:
         yield
         return
@@ -302,11 +304,12 @@ async def watched(
 
     async def show() -> None:
         try:
-            tokens = make_tokens(service.folder)
-            app = page_alone(Page(service, tokens, local, config.name))
+            at, tokens = dataclasses.replace(config, serve=local), make_tokens(service.folder)
+            app = http_over(service, engine, at, tokens, metrics, clients=False)
             with contextlib.closing(listen(local.host, local.port, "serve.page")) as listener:
                 say(f"watch it at {url_of(listener)}{PAGE}")
-                await answer_requests(app, listener, over.wait(), drain_s=1.0)
+                with found_at(service.folder, url_of(listener)):
+                    await answer_requests(app, listener, over.wait(), drain_s=1.0)
         except Exception as error:
             log.warning("no page", exc_info=error)
             say(f"no page to watch it: {first_line(error)}")
