@@ -242,8 +242,6 @@ async def test_a_run_is_watched_and_rolled_back_at_a_free_port_of_this_machine(
                 token = (run / "deployments" / "admin_token").read_text()
                 answer = await http.post(address, data={"token": token, "leaving": "deploy-2"})
                 assert (answer.status_code, service.current.uid) == (303, "deploy-1")
-                flood = await http.post(address, content=b"token=" + b"x" * 2**21)
-                assert flood.status_code == 413
                 for closed in ("/v1/models", "/metrics"):
                     assert (await http.get(address.replace("/watch", closed))).status_code == 404
             # The command finds it, too.
