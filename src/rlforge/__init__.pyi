@@ -25,8 +25,8 @@ from .config.rules import Share as Share
 from .config.training import AlgorithmConfig as AlgorithmConfig
 from .continuous.decisions.records import Decision as Decision
 from .continuous.decisions.records import TrainingWindow as TrainingWindow
-from .continuous.loop.session import Answer as Answer
-from .continuous.loop.session import Session as Session
+from .continuous.loop.episodes import Answer as Answer
+from .continuous.loop.episodes import Session as Session
 from .continuous.ruler.base import DecisionScorer as DecisionScorer
 from .continuous.ruler.base import DecisionScores as DecisionScores
 from .continuous.ruler.scorer import RULERScorer as RULERScorer

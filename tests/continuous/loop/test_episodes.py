@@ -9,9 +9,8 @@ from tests import factories
 
 from rlforge.continuous.decisions.records import WindowGrid
 from rlforge.continuous.decisions.store import TrajectoryStore
-from rlforge.continuous.loop.episodes import EpisodesDriver
+from rlforge.continuous.loop.episodes import EpisodesDriver, Session, SessionModel
 from rlforge.continuous.loop.run import ContinuousRun
-from rlforge.continuous.loop.session import Session, SessionModel
 from rlforge.engines.grammars import json_grammar
 from rlforge.errors import ConfigError, EngineDeadError, RunError
 from rlforge.record.files import read_jsonl

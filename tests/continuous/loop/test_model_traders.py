@@ -12,8 +12,7 @@ from tests.factories import causal_folder
 from tests.harness.chat_server import ChatHandler, completion, serving
 
 from rlforge.continuous.decisions.store import StoreReader
-from rlforge.continuous.loop.assembly import assembled
-from rlforge.continuous.loop.trainer import ContinuousTrainer
+from rlforge.continuous.loop.trainer import assembled
 from rlforge.continuous.report import page
 from rlforge.errors import RunError
 from rlforge.show.report.data import load_run
@@ -138,10 +137,10 @@ async def test_a_resumed_run_does_not_ask_again_what_is_recorded(
 
     async def trade(stop):
         context = await in_process.make_context(made, tmp_path / "run")
-        async with assembled(context, stop) as assembly:
+        async with assembled(context, stop) as trainer:
             await context.actors.tracker.resume_windows.remote([])
-            await assembly.learner.begin()
-            done = await ContinuousTrainer(context, assembly).run()
+            await trainer.learner.begin()
+            done = await trainer.run()
             await context.actors.tracker.close.remote({})
         return done
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlforge.continuous.decisions.store import StoreReader
-from rlforge.continuous.loop.assembly import assembled
-from rlforge.continuous.loop.trainer import ContinuousTrainer
+from rlforge.continuous.loop.trainer import assembled
 from rlforge.continuous.loop.trials import MarketTrials
 from rlforge.continuous.serving.records import PairedOutcomes
 from rlforge.system.checkpoint import read_manifest
@@ -37,15 +36,15 @@ def content(name):
 
 @pytest.fixture
 def begun(in_process):
-    """The parts of a new run, and the loop over them. stop: ends it."""
+    """The trainer of a new run. stop: ends it."""
 
     @asynccontextmanager
     async def begin(config, stop):
         context = await in_process.make_context(config, Path.cwd() / RUN_DIR)
-        async with assembled(context, stop) as assembly:
+        async with assembled(context, stop) as trainer:
             await context.actors.tracker.resume_windows.remote([])
-            await assembly.learner.begin()
-            yield assembly, ContinuousTrainer(context, assembly)
+            await trainer.learner.begin()
+            yield trainer
             await context.actors.tracker.close.remote({})
 
     return begin
@@ -102,12 +101,12 @@ def test_equal_rewards_train_and_deploy_nothing(make_config, execute):
 
 async def test_learning_goes_on_from_what_a_rollback_between_two_updates_serves(make_config, begun):
     config = make_config("continuous.compare_episodes=0")
-    async with begun(config, asyncio.Event()) as (assembly, trainer):
+    async with begun(config, asyncio.Event()) as trainer:
 
         async def roll_back():
-            while not assembly.journal.done():  # noqa: ASYNC110  # it has no event
+            while not trainer.journal.done():  # noqa: ASYNC110  # it has no event
                 await asyncio.sleep(0.01)
-            return await assembly.policy.service.rollback()
+            return await trainer.policy.service.rollback()
 
         _, served = await asyncio.gather(trainer.run(), roll_back())
         assert served.uid == "deploy-0"
@@ -136,10 +135,10 @@ async def test_after_a_refusal_the_version_before_serves_and_learning_continues_
 
     monkeypatch.setattr(MarketTrials, "holdout", worse)
     config = make_config("deployment.holdout_games=16")
-    async with begun(config, asyncio.Event()) as (assembly, trainer):
+    async with begun(config, asyncio.Event()) as trainer:
         assert await trainer.run()
-        assert assembly.policy.service.current.number == 0
-        assert assembly.learner.standing == "step-0"
+        assert trainer.policy.service.current.number == 0
+        assert trainer.learner.standing == "step-0"
     found = rows()
     assert [row["version"] for row in found] == ["step-1", "step-2"]
     assert [row["deployment_success"] for row in found] == [False, False]
@@ -149,11 +148,11 @@ async def test_after_a_refusal_the_version_before_serves_and_learning_continues_
 async def test_during_a_trial_nothing_is_trained(make_config, begun):
     """The trial decides which version learning goes on from."""
     config = make_config("deployment=ab_test", "deployment.ab.shares=[0.5]")
-    async with begun(config, asyncio.Event()) as (assembly, trainer):
+    async with begun(config, asyncio.Event()) as trainer:
         assert await trainer.run()
-        assert assembly.policy.service.trial.deployment.number == 1
-        assert assembly.learner.standing == "step-1"
-        counted = assembly.policy.service.trial.test.arms
+        assert trainer.policy.service.trial.deployment.number == 1
+        assert trainer.learner.standing == "step-1"
+        counted = trainer.policy.service.trial.test.arms
         assert sum(arm.count for arm in counted.values()) == 24
     first, second = rows()
     assert (first["version"], first["deployment_success"]) == ("step-1", None)
@@ -165,9 +164,9 @@ async def test_during_a_trial_nothing_is_trained(make_config, begun):
 async def test_rewards_of_the_agents_decide_a_trial(make_config, begun):
     trial = ("deployment=ab_test", "deployment.ab.shares=[0.99]", "deployment.ab.max_outcomes=12")
     config = make_config(*trial, "deployment.ab.undecided=promote")
-    async with begun(config, asyncio.Event()) as (assembly, trainer):
+    async with begun(config, asyncio.Event()) as trainer:
         assert await trainer.run()
-        history = assembly.policy.service.history()
+        history = trainer.policy.service.history()
     assert history[1].phase == "live"
     assert "trial" in [check.name for check in history[1].checks]
     # The trial ended before the second window was trained on, from the promoted version.
@@ -211,12 +210,12 @@ async def test_an_interrupted_run_waits_for_no_answer_and_ends_between_phases(
         stop.set()
         await asyncio.sleep(600)
 
-    async with begun(config, stop) as (assembly, trainer):
+    async with begun(config, stop) as trainer:
         owner, _, method = held_up.rpartition(".")
-        monkeypatch.setattr(operator.attrgetter(owner)(assembly), method, held)
+        monkeypatch.setattr(operator.attrgetter(owner)(trainer), method, held)
         async with asyncio.timeout(300):
             assert not await trainer.run()
-        entry = assembly.journal.current()
+        entry = trainer.journal.current()
     assert (entry.number, entry.phase) == (1, phase)
 
 

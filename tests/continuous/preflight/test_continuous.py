@@ -16,7 +16,7 @@ from rlforge.config.schema import RunConfig
 from rlforge.config.sft import SftConfig
 from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.decisions.store import TrajectoryStore
-from rlforge.continuous.loop.session import Session
+from rlforge.continuous.loop.episodes import Session
 from rlforge.continuous.market.text import forms
 from rlforge.continuous.preflight.continuous import check_answers, check_continuous
 from rlforge.errors import ConfigError

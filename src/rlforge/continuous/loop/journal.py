@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sqlite3
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,26 +49,50 @@ class Entry:
         return PHASES.index(self.phase) >= PHASES.index(phase)
 
 
+class Database:
+    """A file of SQLite for several threads; RunError, with a mend, for what SQLite refuses."""
+
+    def __init__(self, file: Path, *statements: str, then: str = "") -> None:
+        """Open or create ``file``, and prepare it by ``statements``. then: end of the mend."""
+        self._file, self._then, self._lock = file, then, threading.RLock()
+        with self._explained():
+            self._connection = open_database(file, isolation_level=None, check_same_thread=False)
+        for statement in ("PRAGMA journal_mode=WAL", *statements):
+            self.run(statement)
+
+    def run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._lock, self._explained():
+            return self._connection.execute(statement, values).fetchall()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            mend = f"free the disk, or restore the file{self._then}"
+            raise RunError(f"{self._file}: {error}; {mend}") from error
+
+
 class Journal:
     """The entries of one run; the lock of its directory keeps other processes away."""
 
     def __init__(self, path: Path) -> None:
         """Open or create ``path``; RunError when it is no journal or cannot be written."""
         self._path = path
-        try:
-            self._database = open_database(path, isolation_level=None)
-            self._database.execute("PRAGMA journal_mode=WAL")
+        self._database = Database(
+            path,
             # An entry must survive a power failure.
-            self._database.execute("PRAGMA synchronous=FULL")
-            self._database.execute(
-                "CREATE TABLE IF NOT EXISTS windows (number INTEGER PRIMARY KEY, "
-                "window_id TEXT NOT NULL UNIQUE, phase TEXT NOT NULL, facts TEXT NOT NULL)"
-            )
-        except sqlite3.Error as error:
-            raise self._failed(error) from error
+            "PRAGMA synchronous=FULL",
+            "CREATE TABLE IF NOT EXISTS windows (number INTEGER PRIMARY KEY, "
+            "window_id TEXT NOT NULL UNIQUE, phase TEXT NOT NULL, facts TEXT NOT NULL)",
+            then=", and go on with --resume",
+        )
 
     def entries(self) -> list[Entry]:
-        return self._run("SELECT * FROM windows ORDER BY number")
+        return self._entries("SELECT * FROM windows ORDER BY number")
 
     def current(self) -> Entry | None:
         """The window that is not done yet, if there is one."""
@@ -74,7 +100,7 @@ class Journal:
         return last if last is not None and last.phase != "done" else None
 
     def last(self) -> Entry | None:
-        found = self._run("SELECT * FROM windows ORDER BY number DESC LIMIT 1")
+        found = self._entries("SELECT * FROM windows ORDER BY number DESC LIMIT 1")
         return found[0] if found else None
 
     def done(self) -> int:
@@ -86,9 +112,9 @@ class Journal:
         assert last is None or last.phase == "done", "one window after the other"
         number = last.number + 1 if last else 1
         entry = Entry(number=number, window_id=window_id, phase="begun", facts={"begun": {}})
-        self._run(
+        self._database.run(
             "INSERT INTO windows VALUES (?, ?, ?, ?)",
-            (entry.number, window_id, entry.phase, json.dumps(entry.facts)),
+            *(entry.number, window_id, entry.phase, json.dumps(entry.facts)),
         )
         return entry
 
@@ -96,20 +122,17 @@ class Journal:
         """Enter the next phase with its results, and return the entry as it is now."""
         assert PHASES.index(phase) == PHASES.index(entry.phase) + 1, f"{entry.phase} to {phase}"
         further = dataclasses.replace(entry, phase=phase, facts={**entry.facts, phase: facts})
-        self._run(
+        self._database.run(
             "UPDATE windows SET phase = ?, facts = ? WHERE number = ?",
-            (phase, json.dumps(further.facts), entry.number),
+            *(phase, json.dumps(further.facts), entry.number),
         )
         return further
 
     def close(self) -> None:
         self._database.close()
 
-    def _run(self, statement: str, values: tuple[Any, ...] = ()) -> list[Entry]:
-        try:
-            rows = self._database.execute(statement, values).fetchall()
-        except sqlite3.Error as error:
-            raise self._failed(error) from error
+    def _entries(self, query: str) -> list[Entry]:
+        rows = self._database.run(query)
         with reading(self._path, _MEND):
             return [
                 Entry(
@@ -120,11 +143,6 @@ class Journal:
                 )
                 for number, window_id, phase, facts in rows
             ]
-
-    def _failed(self, error: sqlite3.Error) -> RunError:
-        return RunError(
-            f"{self._path}: {error}; free the disk, or restore the file, and go on with --resume"
-        )
 
 
 class ScoreFiles:

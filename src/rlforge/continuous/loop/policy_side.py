@@ -56,9 +56,8 @@ class PolicySide:
     engine: Engine
     service: DeploymentService
     metrics: Metrics
-    # Both are None without a market.
+    # None without a market.
     trials: MarketTrials | None
-    prompter: AgentPrompter | None
     params: SamplingParams
     tokenizer: Any
 
@@ -100,7 +99,7 @@ async def policy_side(context: RunContext[ContinuousConfig]) -> AsyncIterator[Po
         on_change=partial(follow_engine, context),
     )
     metrics = Metrics()
-    checks, trials, prompter = _tests(config, context.run_dir, engine, tokenizer, params)
+    checks, trials = _tests(config, context.run_dir, engine, tokenizer, params)
     async with contextlib.AsyncExitStack() as stack:
         # The engine is closed after the service, whose changes may still use it.
         stack.push_async_callback(engine.close)
@@ -120,7 +119,6 @@ async def policy_side(context: RunContext[ContinuousConfig]) -> AsyncIterator[Po
             service=service,
             metrics=metrics,
             trials=trials,
-            prompter=prompter,
             params=params,
             tokenizer=tokenizer,
         )
@@ -153,9 +151,9 @@ def checks_of_run(
 
 def _tests(
     config: ContinuousConfig, run_dir: Path, engine: Engine, tokenizer: Any, params: SamplingParams
-) -> tuple[Checks, MarketTrials | None, AgentPrompter | None]:
+) -> tuple[Checks, MarketTrials | None]:
     if not config.has_market:
-        return Checks(probes=answer_probes(config, tokenizer, params), holdout=None), None, None
+        return Checks(probes=answer_probes(config, tokenizer, params), holdout=None), None
     constrained = config.continuous.constrained
     prompter = AgentPrompter(config, config.market, tokenizer, constrained=constrained)
     first, reward = first_version(config, run_dir), reward_of_settled(config)
@@ -164,7 +162,7 @@ def _tests(
         probes=market_probes(config, prompter, params),
         holdout=trials.holdout if config.deployment.holdout_games else None,
     )
-    return checks, trials, prompter
+    return checks, trials
 
 
 def first_version(config: ContinuousConfig, run_dir: Path) -> PolicyRef:

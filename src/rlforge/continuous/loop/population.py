@@ -100,7 +100,7 @@ class Labels:
     window_of: Callable[[float], str]
 
 
-FORMAT = 4
+FORMAT = 5
 """Format of the state on disk; raised with every change of its classes."""
 
 

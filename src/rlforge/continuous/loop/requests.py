@@ -10,7 +10,6 @@ import asyncio
 import dataclasses
 import json
 import logging
-import sqlite3
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,11 +21,11 @@ from rlforge.continuous.decisions.columns import decision_row, to_decision
 from rlforge.continuous.decisions.records import Decision, WindowGrid
 from rlforge.continuous.decisions.store import TrajectoryStore
 from rlforge.continuous.loop.answers import Conversation, answer_decision, state_after
+from rlforge.continuous.loop.journal import Database
 from rlforge.continuous.serving.conversations import conversation_tokens
 from rlforge.continuous.serving.records import Answered
-from rlforge.errors import RlforgeError, RunError
+from rlforge.errors import RlforgeError
 from rlforge.games.encoding import text_ids
-from rlforge.system.files import open_database
 from rlforge.types import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -48,7 +47,7 @@ class AnswerLog:
         on_decision: Callable[[str], object] = lambda window_id: None,
     ) -> None:
         """Raises RunError when ``file`` cannot be used, ConfigError for ``requests.redact``."""
-        self._file, self._store, self._tokenizer = file, store, tokenizer
+        self._store, self._tokenizer = store, tokenizer
         self._now, self._on_decision = now, on_decision
         self._keep_s = config.requests.keep_hours * 3600
         self._provider = config.model.label
@@ -57,21 +56,18 @@ class AnswerLog:
         self._redact_name = config.requests.redact
         if self._redact_name is not None:
             self._redact = REDACTIONS.find(self._redact_name)
+        # One outcome after the other: a second report of it must find the first one's.
         self._lock = threading.RLock()
-        try:
-            self._db = open_database(file, isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode=WAL")
+        self._database = Database(
+            file,
             # A power cut may lose the last answers, which costs decisions and nothing else.
-            self._db.execute("PRAGMA synchronous=NORMAL")
+            "PRAGMA synchronous=NORMAL",
             # Texts of users are overwritten when they are deleted.
-            self._db.execute("PRAGMA secure_delete=ON")
-            self._db.execute(
-                "CREATE TABLE IF NOT EXISTS answers (id TEXT PRIMARY KEY, at REAL NOT NULL, "
-                "decision TEXT NOT NULL, reward REAL, rewarded_at REAL)"
-            )
-            self._db.execute("CREATE INDEX IF NOT EXISTS by_time ON answers (at)")
-        except sqlite3.Error as error:
-            raise self._failed(error) from error
+            "PRAGMA secure_delete=ON",
+            "CREATE TABLE IF NOT EXISTS answers (id TEXT PRIMARY KEY, at REAL NOT NULL, "
+            "decision TEXT NOT NULL, reward REAL, rewarded_at REAL)",
+            "CREATE INDEX IF NOT EXISTS by_time ON answers (at)",
+        )
 
     async def answered(self, answer: Answered) -> None:
         """Keep an answer, unless it cannot be learned from; what fails is logged."""
@@ -98,16 +94,18 @@ class AnswerLog:
 
     def finish(self) -> None:
         """Move the answers whose outcome a former process wrote before it died."""
-        rows = self._run("SELECT id FROM answers WHERE reward IS NOT NULL ORDER BY rewarded_at")
+        rows = self._database.run(
+            "SELECT id FROM answers WHERE reward IS NOT NULL ORDER BY rewarded_at"
+        )
         for (answer_id,) in rows:
             self._move(answer_id)
 
     def waiting(self) -> int:
-        [(count,)] = self._run("SELECT count(*) FROM answers WHERE reward IS NULL")
+        [(count,)] = self._database.run("SELECT count(*) FROM answers WHERE reward IS NULL")
         return int(count)
 
     def close(self) -> None:
-        self._db.close()
+        self._database.close()
 
     # ------------------------------------------------------------ answers
 
@@ -145,8 +143,10 @@ class AnswerLog:
 
     def _keep(self, decision: Decision) -> None:
         row = json.dumps(decision_row(decision))
-        self._run("DELETE FROM answers WHERE at < ? AND reward IS NULL", self._now() - self._keep_s)
-        self._run(
+        self._database.run(
+            "DELETE FROM answers WHERE at < ? AND reward IS NULL", self._now() - self._keep_s
+        )
+        self._database.run(
             "INSERT OR IGNORE INTO answers VALUES (?, ?, ?, NULL, NULL)",
             *(decision.id, decision.timestamp, row),
         )
@@ -157,7 +157,7 @@ class AnswerLog:
         """Write an outcome and move its answer; None where none is waiting."""
         with self._lock:
             # An answer that could not be moved keeps its first reward.
-            known = self._run(
+            known = self._database.run(
                 "UPDATE answers SET reward = coalesce(reward, ?), "
                 "rewarded_at = coalesce(rewarded_at, ?) WHERE id = ? RETURNING id",
                 *(reward, self._now(), answer_id),
@@ -165,7 +165,7 @@ class AnswerLog:
             return self._move(answer_id) if known else None
 
     def _move(self, answer_id: str) -> str:
-        [(row, reward, moment)] = self._run(
+        [(row, reward, moment)] = self._database.run(
             "SELECT decision, reward, rewarded_at FROM answers WHERE id = ?", answer_id
         )
         decision = to_decision(json.loads(row))
@@ -179,18 +179,8 @@ class AnswerLog:
         )
         # A process that dies before the next line moves it again: the store ignores known ids.
         self._store.append([decision])
-        self._run("DELETE FROM answers WHERE id = ?", answer_id)
+        self._database.run("DELETE FROM answers WHERE id = ?", answer_id)
         return window_id
-
-    def _run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        with self._lock:
-            try:
-                return self._db.execute(statement, values).fetchall()
-            except sqlite3.Error as error:
-                raise self._failed(error) from error
-
-    def _failed(self, error: sqlite3.Error) -> RunError:
-        return RunError(f"{self._file}: {error}; free the disk, or restore the file")
 
 
 def _distribution(params: SamplingParams) -> tuple[float, ...]:

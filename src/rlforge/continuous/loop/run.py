@@ -9,10 +9,9 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from rlforge.continuous.config.continuous import ContinuousConfig
-from rlforge.continuous.loop.assembly import Assembly, assembled
 from rlforge.continuous.loop.performance import POLICY, gains
 from rlforge.continuous.loop.policy_side import PolicySide
-from rlforge.continuous.loop.trainer import ContinuousTrainer
+from rlforge.continuous.loop.trainer import ContinuousTrainer, assembled
 from rlforge.continuous.report import changes
 from rlforge.continuous.serving.client import PAGE, STATE_DIR
 from rlforge.continuous.serving.server import (
@@ -25,6 +24,7 @@ from rlforge.continuous.serving.server import (
 )
 from rlforge.continuous.serving.tokens import make_tokens
 from rlforge.errors import RunError
+from rlforge.kinds import kind_of
 from rlforge.record.files import RunPaths, read_json, write_json
 from rlforge.run.lifecycle import RunContext
 from rlforge.system.checkpoint import step_name
@@ -40,7 +40,7 @@ class ContinuousRun:
         self._paths = RunPaths(root=context.run_dir)
         self._stop = asyncio.Event()
         self._open = contextlib.AsyncExitStack()
-        self._parts: Assembly | None = None
+        self._parts: ContinuousTrainer | None = None
         self._comparison: dict[str, Any] = {}
         self._last_summary: Mapping[str, Any] = {"objective": -math.inf}
 
@@ -53,14 +53,8 @@ class ContinuousRun:
             [(facts["window"], facts["update"]) for facts in done]
         )
         self._parts = parts
-        if growth := self._config.growth:
-            context.note(growth)
-        if not done and self._config.model.kind in ("tiny_market", "tiny_social"):
-            rate = f"learner.learning_rate={self._config.learner.learning_rate:g}"
-            context.note(
-                f"{rate} is for the tiny model, whose mean reward rises within some eight windows; "
-                "language models take the document's values, learner=window_grpo"
-            )
+        if expected := kind_of(self._config).forecast(self._config):
+            context.note(expected)
         await self._continue_from_deployment(parts)
         await self._open.enter_async_context(_served_over_http(context, parts))
 
@@ -76,7 +70,7 @@ class ContinuousRun:
             del measured["after"]
             measured.pop("change", None)
             write_json(self._paths.comparison, measured)
-        done = await ContinuousTrainer(self._context, self._parts).run()
+        done = await self._parts.run()
         if done:
             after = await unless(self._stop, self._compare("after", self._parts.policy))
             if not after:  # a resumed run does it
@@ -115,7 +109,7 @@ class ContinuousRun:
             "objective": -math.inf if mean is None else float(mean),
         }
 
-    async def _continue_from_deployment(self, parts: Assembly) -> None:
+    async def _continue_from_deployment(self, parts: ContinuousTrainer) -> None:
         learner, policy = parts.learner, parts.policy
         current = policy.service.current
         if policy.service.fell_back:
@@ -166,7 +160,7 @@ class ContinuousRun:
 
 @contextlib.asynccontextmanager
 async def _served_over_http(
-    context: RunContext[ContinuousConfig], parts: Assembly
+    context: RunContext[ContinuousConfig], parts: ContinuousTrainer
 ) -> AsyncIterator[None]:
     """Answer requests during the block, where ``continuous.http`` is set; else show the page."""
     config, policy = context.config, parts.policy

@@ -8,7 +8,6 @@ import logging
 import math
 import pickle
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,8 +31,11 @@ class Stopped(Exception):  # noqa: N818  # not an error: the user pressed Ctrl-C
     """The run was asked to end."""
 
 
-class Driver(ABC):
-    """Lets time pass until decisions are on record. stop: set when the run is asked to end."""
+class Driver:
+    """Lets time pass until decisions are on record; by itself, where all of them are already.
+
+    stop: set when the run is asked to end.
+    """
 
     def __init__(self, stop: asyncio.Event) -> None:
         self._stop = stop
@@ -49,13 +51,9 @@ class Driver(ABC):
             raise Stopped
         return done[0]
 
-    @abstractmethod
-    def now(self) -> float:
-        """The clock of the decisions, in seconds since 1970 UTC."""
-
-    @abstractmethod
     async def advance_to(self, moment: float) -> None:
         """Return once the clock shows ``moment`` and all decisions before it are on record."""
+        self.check_stop()
 
     async def settle(self, window_id: str, may_stay_open: int) -> None:
         """Return once at most so many decisions of a window lack an outcome."""
@@ -78,9 +76,6 @@ class SimulatedTimeDriver(Driver):
     ) -> None:
         super().__init__(stop)
         self._population, self._now = population, now
-
-    def now(self) -> float:
-        return self._now()
 
     async def advance_to(self, moment: float) -> None:
         while self._now() < moment:
@@ -132,22 +127,21 @@ class WallClockDriver(Driver):
         self._between_ticks = asyncio.Lock()
         self._ticking: asyncio.Task[None] | None = None
 
-    def now(self) -> float:
-        return self._clock.now()
-
     async def advance_to(self, moment: float) -> None:
         if self._ticking is None:
             self._ticking = asyncio.create_task(self._run_ticks())
-        await _first_of(self._recorded_until(moment), self._stop.wait(), self._ticking)
-        if self._ticking.done():
-            # The task ends only by an error, which is raised here.
-            self._ticking.result()
-        self.check_stop()
+        await self.unless_stopped(self._recorded_until(moment, self._ticking))
 
-    async def _recorded_until(self, moment: float) -> None:
-        await self._clock.wait_until(moment)
+    async def _recorded_until(self, moment: float, ticking: asyncio.Task[None]) -> None:
+        waiting = asyncio.create_task(self._clock.wait_until(moment))
+        try:
+            await asyncio.wait({waiting, ticking}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
         async with self._between_ticks:
-            return
+            if ticking.done():
+                # The task ends only by an error, which is raised here.
+                ticking.result()
 
     async def settle(self, window_id: str, may_stay_open: int) -> None:
         while self._population.unsettled(window_id) > may_stay_open:
@@ -177,17 +171,6 @@ class WallClockDriver(Driver):
         return (math.floor(self._clock.now() / self._tick_s) + 1) * self._tick_s
 
 
-async def _first_of(*waits: Coroutine[Any, Any, Any] | asyncio.Task[None]) -> None:
-    """Return when one of ``waits`` is over; those that are no tasks yet are cancelled."""
-    begun = [asyncio.create_task(one) for one in waits if not isinstance(one, asyncio.Task)]
-    tasks = [one for one in waits if isinstance(one, asyncio.Task)]
-    try:
-        await asyncio.wait({*begun, *tasks}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for one in begun:
-            one.cancel()
-
-
 class WaitingDriver(Driver):
     """The wall clock, where decisions are recorded together with their outcomes."""
 
@@ -195,22 +178,8 @@ class WaitingDriver(Driver):
         super().__init__(stop)
         self._clock = clock
 
-    def now(self) -> float:
-        return self._clock.now()
-
     async def advance_to(self, moment: float) -> None:
-        await _first_of(self._clock.wait_until(moment), self._stop.wait())
-        self.check_stop()
-
-
-class RecordedDriver(Driver):
-    """All decisions are on record already, and their time is over."""
-
-    def now(self) -> float:
-        return math.inf
-
-    async def advance_to(self, moment: float) -> None:
-        self.check_stop()
+        await self.unless_stopped(self._clock.wait_until(moment))
 
 
 # ---------------------------------------------------------------- the state on disk

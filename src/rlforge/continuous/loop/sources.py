@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import math
+import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 
-from rlforge.continuous.config.continuous import ContinuousConfig
+from rlforge.continuous.config.continuous import ContinuousConfig, StoreConfig
+from rlforge.continuous.decisions.dataset import export_dataset
 from rlforge.continuous.decisions.records import CONTROL, Decision, WindowGrid, window_start
 from rlforge.continuous.decisions.store import StoreReader, TrajectoryStore, store_folder
 from rlforge.continuous.decisions.windows import Windows
@@ -18,11 +22,9 @@ from rlforge.continuous.loop.journal import Entry
 from rlforge.continuous.loop.model_traders import ModelTraders
 from rlforge.continuous.loop.policy_side import PolicySide, first_version, reward_of_settled
 from rlforge.continuous.loop.population import AgentModel, Labels, Population, SimulationState, Tick
-from rlforge.continuous.loop.publishing import DailyPush
 from rlforge.continuous.loop.requests import AnswerLog
 from rlforge.continuous.loop.simulation import (
     Driver,
-    RecordedDriver,
     SimulatedTimeDriver,
     WaitingDriver,
     WallClock,
@@ -31,22 +33,30 @@ from rlforge.continuous.loop.simulation import (
     simulation_state_path,
 )
 from rlforge.engines.base import decoder
-from rlforge.errors import RunError
+from rlforge.errors import RlforgeError, RunError, counted
+from rlforge.record.files import read_json, write_json
 from rlforge.run.lifecycle import RunContext
+from rlforge.system.hub import push_folder
 from rlforge.types import Completion, value
+
+log = logging.getLogger(__name__)
+
+NextWindow = Callable[[str | None], str | None]
+"""The window after another, or the first one after None; None where there is none."""
+
+_DAY = 24 * 3600.0
 
 
 @value
 class Source:
     """Decisions in windows, as the trainer sees them.
 
-    next_window: the one after another, or the first after None; None where there is none. store,
-    push: None where decisions are only read. answers: makes decisions of answers over HTTP.
+    store, push: None where decisions are only read. answers: makes decisions of answers over HTTP.
     """
 
     driver: Driver
     windows: Windows
-    next_window: Callable[[str | None], str | None]
+    next_window: NextWindow
     store: TrajectoryStore | None = None
     push: DailyPush | None = None
     answers: AnswerLog | None = None
@@ -60,28 +70,48 @@ async def source_of(
     stop: asyncio.Event,
 ) -> AsyncIterator[Source]:
     """The source that ``continuous.source`` names, in the state after window ``last``."""
-    config = context.config
+    config, folder = context.config, store_folder(context.config.store, context.run_dir)
     if config.continuous.source == "store":
-        reader = StoreReader(store_folder(config.store, context.run_dir))
-        yield _recorded_source(config, policy, reader, stop)
+        yield _recorded_source(config, policy, StoreReader(folder), stop)
         return
-    with TrajectoryStore(store_folder(config.store, context.run_dir)) as store:
-        made = {"market": _market, "episodes": _episodes, "requests": _requests}
+    async with contextlib.AsyncExitStack() as stack:
+        store = stack.enter_context(TrajectoryStore(folder))
         windows = Windows(store, config.window)
         # Rewards outside of bounds that were changed since are left out.
         if config.continuous.source == "requests":
             bounds = config.serve.outcome_low, config.serve.outcome_high
             windows = Windows(store, config.window, bounds)
+        make = {"market": _market, "episodes": _episodes, "requests": _requests}
         run = _Recording(
-            context=context, policy=policy, store=store, windows=windows, last=last, stop=stop
+            context=context,
+            policy=policy,
+            store=store,
+            windows=windows,
+            last=last,
+            stop=stop,
+            stack=stack,
         )
-        async with made[config.continuous.source](run) as source:
-            yield source
+        driver, next_window, answers = await make[config.continuous.source](run)
+        stack.push_async_callback(driver.close)
+        yield Source(
+            driver=driver,
+            windows=windows,
+            next_window=next_window,
+            store=store,
+            push=DailyPush(config.store, store, context.run_dir),
+            answers=answers,
+        )
+
+
+_Made = tuple[Driver, NextWindow, AnswerLog | None]
 
 
 @value
 class _Recording:
-    """A run that records decisions in a store of its own. last: the newest window."""
+    """A run that records decisions in a store of its own.
+
+    last: the newest window. stack: closes what a source opens.
+    """
 
     context: RunContext[ContinuousConfig]
     policy: PolicySide
@@ -89,6 +119,7 @@ class _Recording:
     windows: Windows
     last: Entry | None
     stop: asyncio.Event
+    stack: contextlib.AsyncExitStack
 
     @property
     def config(self) -> ContinuousConfig:
@@ -129,27 +160,11 @@ class _Recording:
                     stage=str(known.episode),
                 )
 
-    def source(
-        self,
-        driver: Driver,
-        next_window: Callable[[str | None], str | None],
-        answers: AnswerLog | None = None,
-    ) -> Source:
-        return Source(
-            driver=driver,
-            windows=self.windows,
-            next_window=next_window,
-            store=self.store,
-            push=DailyPush(self.config.store, self.store, self.context.run_dir),
-            answers=answers,
-        )
-
 
 # ---------------------------------------------------------------- a market
 
 
-@contextlib.asynccontextmanager
-async def _market(run: _Recording) -> AsyncIterator[Source]:
+async def _market(run: _Recording) -> _Made:
     """The market in the state that window ``last`` starts from, or a new one."""
     config, policy, windows, last = run.config, run.policy, run.windows, run.last
     simulated, clock = config.window.clock == "simulated", WallClock()
@@ -169,8 +184,9 @@ async def _market(run: _Recording) -> AsyncIterator[Source]:
         )
     else:
         state = load_simulation_state(simulation_state_path(run.context.run_dir, last.number))
-    assert policy.prompter is not None, "a market has prompts"
+    assert policy.trials is not None, "the run has a market"
     traders = ModelTraders(run.context, policy.engine)
+    run.stack.push_async_callback(traders.close)
 
     async def record(tick: Tick) -> None:
         await run.record(tick)
@@ -179,7 +195,7 @@ async def _market(run: _Recording) -> AsyncIterator[Source]:
     population = Population(
         state,
         AgentModel(
-            prompter=policy.prompter, ask=run.ask, name=config.model.label, seed=config.seed
+            prompter=policy.trials.prompter, ask=run.ask, name=config.model.label, seed=config.seed
         ),
         Labels(prefix=f"{config.name}-{config.seed}", now=now, window_of=windows.grid.id_of),
         reward_of_settled(config),
@@ -187,28 +203,24 @@ async def _market(run: _Recording) -> AsyncIterator[Source]:
         await asyncio.to_thread(_recorded, run.store, last),
         traders.models,
     )
-    driver: Driver
-    if simulated:
-        driver = SimulatedTimeDriver(population, lambda: now(state), run.stop)
-    else:
-        driver = WallClockDriver(population, clock, config.market.tick_minutes * 60, run.stop)
+    driver: Driver = (
+        SimulatedTimeDriver(population, lambda: now(state), run.stop)
+        if simulated
+        else WallClockDriver(population, clock, config.market.tick_minutes * 60, run.stop)
+    )
 
     def following(done: str | None) -> str | None:
         # Simulated time stands still while no process runs, so no window is skipped.
         if simulated and done is not None:
             return windows.grid.after(done)
         if simulated or done is not None:
-            return next_by_clock(windows, driver.now(), done)
-        first, skipped = first_window(config, windows.grid, driver.now())
+            return next_by_clock(windows, now(state), done)
+        first, skipped = first_window(config, windows.grid, now(state))
         if skipped:
             run.context.note(skipped)
         return first
 
-    try:
-        yield run.source(driver, following)
-    finally:
-        await driver.close()
-        await traders.close()
+    return driver, following, None
 
 
 def first_window(config: ContinuousConfig, grid: WindowGrid, now: float) -> tuple[str, str]:
@@ -255,8 +267,7 @@ def _recorded(store: TrajectoryStore, last: Entry | None) -> dict[str, Decision]
 # ---------------------------------------------------------------- episodes
 
 
-@contextlib.asynccontextmanager
-async def _episodes(run: _Recording) -> AsyncIterator[Source]:
+async def _episodes(run: _Recording) -> _Made:
     """Episodes of the user's function, those of window ``last`` that are missing first."""
     last, windows = run.last, run.windows
     start = run.config.continuous.start if last is None else last.window_id
@@ -270,16 +281,14 @@ async def _episodes(run: _Recording) -> AsyncIterator[Source]:
         run.stop,
         run.append,
     )
-    yield run.source(driver, lambda done: start if done is None else windows.grid.after(done))
+    return driver, lambda done: start if done is None else windows.grid.after(done), None
 
 
 # ---------------------------------------------------------------- requests
 
 
-@contextlib.asynccontextmanager
-async def _requests(run: _Recording) -> AsyncIterator[Source]:
+async def _requests(run: _Recording) -> _Made:
     clock = WallClock()
-    driver = WaitingDriver(clock, run.stop)
     answers = AnswerLog(
         run.context.run_dir / "answers.sqlite",
         run.store,
@@ -288,12 +297,11 @@ async def _requests(run: _Recording) -> AsyncIterator[Source]:
         now=clock.now,
         on_decision=run.count,
     )
-    with contextlib.closing(answers):
-        # A former process may have died before it moved a rewarded answer.
-        await asyncio.to_thread(answers.finish)
-        yield run.source(
-            driver, lambda done: next_by_clock(run.windows, driver.now(), done), answers
-        )
+    run.stack.callback(answers.close)
+    # A former process may have died before it moved a rewarded answer.
+    await asyncio.to_thread(answers.finish)
+    driver = WaitingDriver(clock, run.stop)
+    return driver, lambda done: next_by_clock(run.windows, clock.now(), done), answers
 
 
 # ---------------------------------------------------------------- a store
@@ -311,7 +319,7 @@ def _recorded_source(
     def following(done: str | None) -> str | None:
         return next((one for one in windows.ids() if done is None or one > done), None)
 
-    return Source(driver=RecordedDriver(stop), windows=windows, next_window=following)
+    return Source(driver=Driver(stop), windows=windows, next_window=following)
 
 
 def _check_tokens(reader: StoreReader, window_id: str, policy: PolicySide) -> None:
@@ -328,3 +336,56 @@ def _check_tokens(reader: StoreReader, window_id: str, policy: PolicySide) -> No
                 f"{answer.text!r} in this model's tokenizer; take the model that gave the answers "
                 "(model=…)"
             )
+
+
+# ---------------------------------------------------------------- the hub
+
+
+class DailyPush:
+    """Replaces the dataset ``store.push``, if any, once a day from ``store.push_hour`` on."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        reader: StoreReader,
+        run_dir: Path,
+        push: Callable[..., None] = push_folder,
+    ) -> None:
+        self._config, self._reader, self._run_dir, self._push = config, reader, run_dir, push
+        self._file = run_dir / "pushed.json"
+        self._until: float | None = (read_json(self._file) or {}).get("until")
+
+    async def after_window(self, begin: float, end: float) -> None:
+        """Push where the hour came since the last push, or else since ``begin``."""
+        if self._until is None:
+            self._until = begin
+        if self._config.push is None or self._days(end) == self._days(self._until):
+            return
+        try:
+            rows = await asyncio.to_thread(self._replace, self._config.push)
+        # A failure of the hub must not end a run.
+        except (RlforgeError, OSError) as error:
+            log.warning("%s; it is tried again after the next window", error)
+            return
+        self._until = end
+        write_json(self._file, {"until": end, "decisions": rows})
+
+    def _days(self, moment: float) -> int:
+        # The number of pushes that were due by then.
+        return int((moment - self._config.push_hour * 3600) // _DAY)
+
+    def _replace(self, repo: str) -> int:
+        with tempfile.TemporaryDirectory() as folder:
+            dataset = Path(folder) / "dataset"
+            rows = export_dataset(self._reader, dataset, run_dir=self._run_dir)
+            self._push(
+                dataset,
+                repo,
+                counted(rows, "decision"),
+                # Private, until its owner makes it public on the hub.
+                public=False,
+                say=log.info,
+                kind="dataset",
+                kept=False,
+            )
+        return rows

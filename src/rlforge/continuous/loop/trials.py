@@ -47,7 +47,8 @@ class MarketTrials:
     ) -> None:
         self._first = first
         self._of_first: tuple[Conduct, ...] | None = None
-        self._config, self._engine, self._prompter = config, engine, prompter
+        self.prompter = prompter
+        self._config, self._engine = config, engine
         self._params, self._reward = params, reward
 
     async def compare(self, policy: PolicyRef) -> dict[str, Any]:
@@ -110,7 +111,7 @@ class MarketTrials:
 
         population = Population(
             SimulationState(market, self._config.continuous.agents, seed),
-            AgentModel(prompter=self._prompter, ask=ask, name=policy.uid, seed=seed),
+            AgentModel(prompter=self.prompter, ask=ask, name=policy.uid, seed=seed),
             Labels(
                 prefix="trial",
                 now=lambda state: state.world.minute * 60,

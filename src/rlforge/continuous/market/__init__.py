@@ -1,7 +1,7 @@
 """A market in text: prediction markets, perpetual futures, a social feed and scripted traders.
 
 world        the market as agents use it
-books        who owns what, and how decisions settle; ``shares`` and ``positions`` move the money
+books        who owns what, and how decisions settle; ``desks`` move the money
 predictions  a prediction market and its scoring rule
 perpetuals   a perpetual future
 feed         posts, and whom they reach

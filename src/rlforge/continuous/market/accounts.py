@@ -42,42 +42,43 @@ def portion(amount: int, rate: float) -> int:
     return math.ceil(amount * rate - _SLACK)
 
 
-@dataclasses.dataclass(slots=True)
-class Shares:
-    """Shares of one purchase, made by the decision ``ticket``.
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Position:
+    """Something bought or opened at tick ``opened`` for ``cost``, fee included, by ``ticket``."""
 
-    cost: price of the whole purchase, fee included. basis: its part for the ``units`` still held.
+    id: str
+    ticket: int
+    opened: int
+    cost: int
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Shares(Position):
+    """Shares of one purchase. basis: part of its cost for the ``units`` still held.
+
     returned: proceeds of sales so far.
     """
 
-    id: str
-    ticket: int
     market_id: str
     outcome: str
     units: int
-    cost: int
     basis: int
-    opened: int
     returned: int = 0
 
 
-@dataclasses.dataclass(slots=True)
-class Perp:
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Perp(Position):
     """A perpetual position of ``size`` at the price ``entry``. sign: 1 for longs, -1 for shorts.
 
-    margin: margin that funding has left. paid: margin and fee at the start.
+    margin: margin that funding has left.
     """
 
-    id: str
-    ticket: int
     ticker: str
     sign: int
     size: int
     leverage: float
     entry: int
     margin: int
-    paid: int
-    opened: int
 
     @property
     def side(self) -> Literal["long", "short"]:

@@ -8,13 +8,16 @@ always sum to 0. Each decision has a ticket, which is settled exactly once.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Generic, TypeVar
 
 from rlforge.continuous.config.market import MarketConfig
-from rlforge.continuous.market.accounts import Agent, dollars
+from rlforge.continuous.market.accounts import Agent, Position, dollars
 from rlforge.continuous.market.actions import ActionError
 from rlforge.continuous.market.perpetuals import Perpetual
 from rlforge.continuous.market.predictions import PredictionMarket
 from rlforge.types import value
+
+Held = TypeVar("Held", bound=Position)
 
 
 @value
@@ -45,6 +48,17 @@ class Settled:
     investment: float = 0.0
     hold_time_minutes: float = 0.0
     invalid: bool = False
+
+
+@value
+class Exit(Generic[Held]):
+    """A decision to sell or close at tick ``left``, which is compared with keeping ``held``."""
+
+    agent: Agent
+    ticket: int
+    held: Held
+    received: int
+    left: int
 
 
 class Books:
@@ -88,12 +102,11 @@ class Books:
         self._positions += 1
         return f"position-{self._positions}"
 
-    def end(
-        self, agent: Agent, ticket: int, profit: int, invested: int, opened: int, what: str
-    ) -> None:
-        """Settle the decision that bought or opened at tick ``opened``, and note it."""
+    def end(self, agent: Agent, position: Position, returned: int, what: str) -> None:
+        """Settle the decision that bought or opened a position, and note it."""
+        profit, invested = returned - position.cost, position.cost
         agent.lifetime += profit
-        self.settle(agent, ticket, profit, invested, opened)
+        self.settle(agent, position.ticket, profit, invested, position.opened)
         agent.notes.append(
             {
                 "kind": "trade",
@@ -113,7 +126,8 @@ class Books:
                 agent_id=agent.id,
                 win_rate=agent.win_rate,
                 pnl=dollars(profit),
-                investment=dollars(invested),
+                # An investment of 0 would say that no money was at stake.
+                investment=dollars(max(1, invested)),
                 hold_time_minutes=(self.tick - opened) * self.config.tick_minutes,
             )
         )

@@ -28,7 +28,7 @@ from typing import Any
 
 from rlforge.continuous.config.market import COMPACT_LEVERAGE, STARTING_BALANCE, MarketConfig
 from rlforge.continuous.market.actions import NO_OP, ActionError, Json, buy, leave, open_position
-from rlforge.continuous.market.positions import PERPETUAL_FEE
+from rlforge.continuous.market.desks import PERPETUAL_FEE
 
 _LETTERS = "abcde"
 _SIZES = ("1", "2", "3")

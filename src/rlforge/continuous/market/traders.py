@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from rlforge.continuous.config.market import MarketConfig
 from rlforge.continuous.market.actions import NO_OP, Json, buy, leave, open_position
 from rlforge.continuous.market.books import Receipt
-from rlforge.continuous.market.shares import PREDICTION_FEE
+from rlforge.continuous.market.desks import PREDICTION_FEE
 from rlforge.continuous.market.world import World
 from rlforge.types import value
 

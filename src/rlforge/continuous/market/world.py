@@ -12,11 +12,10 @@ from rlforge.continuous.config.market import MAINTENANCE_MARGIN, STARTING_BALANC
 from rlforge.continuous.market.accounts import Agent, Perp, Shares, cents, dollars
 from rlforge.continuous.market.actions import CONFIDENCE, NOTE, ActionError, Json, check_form
 from rlforge.continuous.market.books import Books, Receipt, Settled
+from rlforge.continuous.market.desks import PerpDesk, ShareDesk
 from rlforge.continuous.market.feed import Feed
 from rlforge.continuous.market.perpetuals import Perpetual
-from rlforge.continuous.market.positions import PerpDesk
 from rlforge.continuous.market.predictions import OTHER, PredictionMarket, YesNo, invented_question
-from rlforge.continuous.market.shares import ShareDesk
 from rlforge.errors import nearest
 
 #: Chance that an insider learns how a market ends or which way a ticker trends.
@@ -333,6 +332,6 @@ def _perp(perp: Perp, worth: int, minutes_held: float) -> dict[str, Any]:
         "liquidationPrice": round(max(0.0, perp.entry * (1 - perp.sign * room)) / 100, 2),
         "margin": dollars(perp.margin),
         "value": dollars(worth),
-        "pnl": dollars(worth - perp.paid),
+        "pnl": dollars(worth - perp.cost),
         "minutesHeld": minutes_held,
     }

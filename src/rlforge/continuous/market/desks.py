@@ -1,14 +1,18 @@
-"""Trading of perpetual positions, with the vault as counterparty."""
+"""Trading: of shares, with the pool of their market as counterparty, and of perpetual positions."""
 
 from __future__ import annotations
 
-from rlforge.continuous.config.market import MAINTENANCE_MARGIN
-from rlforge.continuous.market.accounts import Agent, Perp, granted, portion
-from rlforge.continuous.market.actions import ActionError
-from rlforge.continuous.market.books import Books, check_funds, known
-from rlforge.continuous.market.perpetuals import MAX_LEVERAGE
-from rlforge.types import value
+import dataclasses
 
+from rlforge.continuous.config.market import MAINTENANCE_MARGIN
+from rlforge.continuous.market.accounts import Agent, Perp, Shares, granted, portion
+from rlforge.continuous.market.actions import ActionError
+from rlforge.continuous.market.books import Books, Exit, check_funds, known
+from rlforge.continuous.market.perpetuals import MAX_LEVERAGE
+from rlforge.continuous.market.predictions import PredictionMarket
+
+#: Fee on buying and selling shares, of the amount.
+PREDICTION_FEE = 0.01
 #: Fee on opening and closing perpetual positions, of their size.
 PERPETUAL_FEE = 0.001
 #: Fee of a liquidation, of the size, as far as the margin covers it.
@@ -17,22 +21,104 @@ LIQUIDATION_FEE = 0.01
 HINDSIGHT_TICKS = 6
 
 
-@value
-class _Closed:
-    """A closed position, to be compared at tick ``due`` with keeping it. margin: before profit."""
+class ShareDesk:
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._sales: dict[str, list[Exit[Shares]]] = {}
 
-    agent: Agent
-    ticket: int
-    perp: Perp
-    margin: int
-    received: int
-    due: int
+    def open_market(self, market: PredictionMarket) -> None:
+        """Open a market, whose subsidy the house pays."""
+        self._books.house -= market.pool
+        self._books.predictions[market.id] = market
+
+    def worth(self, lot: Shares) -> int:
+        """The value at the current price, rounded down."""
+        return int(lot.units * self._books.predictions[lot.market_id].price(lot.outcome))
+
+    def buy(self, agent: Agent, ticket: int, market_id: str, outcome: str, amount: int) -> None:
+        """Spend ``amount``, fee included. Raises ``ActionError``."""
+        books = self._books
+        market = books.predictions.get(market_id)
+        if market is None:
+            raise ActionError(f"no open prediction market {market_id!r}{known(books.predictions)}")
+        check_funds(agent, amount, "an amount")
+        fee = portion(amount, PREDICTION_FEE)
+        # A fee of a cent may leave nothing, for which the scoring rule has no logarithm.
+        units = market.units_for(outcome, amount - fee) if amount > fee else 0
+        if not units:
+            raise ActionError(f"an amount of {amount / 100:.2f} buys nothing")
+        agent.balance -= amount
+        books.fees += fee
+        market.trade(outcome, units, amount - fee)
+        position = books.new_position()
+        agent.shares[position] = Shares(
+            id=position,
+            ticket=ticket,
+            market_id=market_id,
+            outcome=outcome,
+            units=units,
+            cost=amount,
+            basis=amount,
+            opened=books.tick,
+        )
+
+    def sell(self, agent: Agent, ticket: int, position_id: str, shares: float) -> None:
+        """Sell some or all shares of a position. Raises ``ActionError``."""
+        lot = agent.shares.get(position_id)
+        if lot is None:
+            raise ActionError(f"you have no shares {position_id!r}{known(agent.shares)}")
+        units = round(shares * 100)
+        if not 0 < units <= lot.units:
+            raise ActionError(
+                f"{position_id} holds {lot.units / 100:.2f} shares; {shares:g} cannot be sold"
+            )
+        market = self._books.predictions[lot.market_id]
+        gross = market.proceeds(lot.outcome, units)
+        received = gross - portion(gross, PREDICTION_FEE)
+        if received <= 0:
+            raise ActionError(f"{shares:g} shares of {position_id} would bring nothing")
+        market.trade(lot.outcome, -units, -gross)
+        # The fee goes from what the pool pays, so that the pool stays at the scoring rule.
+        self._books.fees += gross - received
+        agent.balance += received
+        basis = lot.basis * units // lot.units
+        sold = dataclasses.replace(lot, units=units, basis=basis)
+        sale = Exit(agent=agent, ticket=ticket, held=sold, received=received, left=self._books.tick)
+        self._sales.setdefault(market.id, []).append(sale)
+        lot.units -= units
+        lot.basis -= basis
+        lot.returned += received
+        if not lot.units:
+            self._end(agent, lot, "sold")
+
+    def resolve(self, market: PredictionMarket) -> None:
+        """End a market, and pay 1.00 a share of the right answer."""
+        for agent in self._books.agents.values():
+            for lot in [lot for lot in agent.shares.values() if lot.market_id == market.id]:
+                if lot.outcome == market.truth:
+                    market.trade(lot.outcome, -lot.units, -lot.units)
+                    agent.balance += lot.units
+                    lot.returned += lot.units
+                self._end(agent, lot, f"{market.id} ended {market.truth}")
+        for sale in self._sales.pop(market.id, []):
+            sold = sale.held
+            profit = sale.received - (sold.units if sold.outcome == market.truth else 0)
+            self._books.settle(sale.agent, sale.ticket, profit, sold.basis, sold.opened)
+        # The house paid the subsidy, so it gets what traders have left of the pool.
+        self._books.house += market.pool
+        del self._books.predictions[market.id]
+
+    def _end(self, agent: Agent, lot: Shares, how: str) -> None:
+        del agent.shares[lot.id]
+        self._books.end(agent, lot, lot.returned, f"{lot.outcome} on {lot.market_id}: {how}")
 
 
 class PerpDesk:
+    """The counterparty is the vault."""
+
     def __init__(self, books: Books) -> None:
         self._books = books
-        self._closed: list[_Closed] = []
+        self._exits: list[Exit[Perp]] = []
 
     def worth(self, perp: Perp) -> int:
         """Margin and profit if closed now, before fees; at least 0."""
@@ -63,7 +149,7 @@ class PerpDesk:
             leverage=leverage,
             entry=perpetual.mark(perpetual.skew + sign * size),
             margin=margin,
-            paid=margin + fee,
+            cost=margin + fee,
             opened=books.tick,
         )
         if margin + perp.profit(perpetual.mark()) < portion(perp.size, MAINTENANCE_MARGIN):
@@ -85,12 +171,9 @@ class PerpDesk:
             raise ActionError(
                 f"you have no perpetual position {position_id!r}{known(agent.perps)}{mend}"
             )
-        margin, due = perp.margin, self._books.tick + HINDSIGHT_TICKS
         received = self._close(agent, perp, "closed")
-        self._closed.append(
-            _Closed(
-                agent=agent, ticket=ticket, perp=perp, margin=margin, received=received, due=due
-            )
+        self._exits.append(
+            Exit(agent=agent, ticket=ticket, held=perp, received=received, left=self._books.tick)
         )
 
     def fund(self) -> None:
@@ -143,16 +226,15 @@ class PerpDesk:
     def review(self, everything: bool) -> None:
         """Settle the closing of positions that are due (or all) against keeping them."""
         later = []
-        for closed in self._closed:
-            if not everything and closed.due > self._books.tick:
+        for closed in self._exits:
+            if not everything and closed.left + HINDSIGHT_TICKS > self._books.tick:
                 later.append(closed)
                 continue
-            perp = closed.perp
-            kept = max(0, closed.margin + perp.profit(self._books.perpetuals[perp.ticker].mark()))
-            # At least 1, because 0 would say that no money was at stake.
-            profit, basis = closed.received - kept, max(1, perp.paid)
-            self._books.settle(closed.agent, closed.ticket, profit, basis, perp.opened)
-        self._closed = later
+            perp = closed.held
+            kept = max(0, perp.margin + perp.profit(self._books.perpetuals[perp.ticker].mark()))
+            profit = closed.received - kept
+            self._books.settle(closed.agent, closed.ticket, profit, perp.cost, perp.opened)
+        self._exits = later
 
     def _close(self, agent: Agent, perp: Perp, how: str, extra_fee: float = 0.0) -> int:
         """Pay out a position; returns the amount that the agent gets, at least 0."""
@@ -168,7 +250,7 @@ class PerpDesk:
         del agent.perps[perp.id]
         received = left - fee
         what = f"{perp.side} {perp.ticker}: {how} at {price / 100:.2f}"
-        self._books.end(agent, perp.ticket, received - perp.paid, perp.paid, perp.opened, what)
+        self._books.end(agent, perp, received, what)
         return received
 
     def _exit(self, perp: Perp) -> int:
