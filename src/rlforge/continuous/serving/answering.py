@@ -16,8 +16,8 @@ from typing import Any
 from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.config.serving import ServingConfig
 from rlforge.continuous.serving.conversations import (
+    END,
     conversation_tokens,
-    ends_in_call,
     takes_tools,
     tool_calls,
     without_calls,
@@ -342,7 +342,7 @@ class Answer:
         # An answer without calls keeps its white space, which ``without_calls`` strips.
         if not calls and content == text.strip():
             content = text
-        if calls and (not cut or ends_in_call(text)):
+        if calls and (not cut or text.rstrip().endswith(END)):
             reason = "tool_calls"
         return content or None, calls if request.parallel else calls[:1], reason
 

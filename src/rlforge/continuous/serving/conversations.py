@@ -19,7 +19,7 @@ from rlforge.errors import ConfigError
 from rlforge.games.encoding import encoder_of
 from rlforge.games.markup import chat_text
 
-_BEGIN, _END = "<tool_call>", "</tool_call>"
+_BEGIN, END = "<tool_call>", "</tool_call>"
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 
 
@@ -94,16 +94,12 @@ def without_calls(text: str, *, cut: bool = False) -> str:
     said = _CALL.sub(lambda found: found[0] if _call(found[1]) is None else "", text)
     if cut:
         begun = said.rfind(_BEGIN)
-        if begun >= 0 and _END not in said[begun:]:
+        if begun >= 0 and END not in said[begun:]:
             said = said[:begun]
         # The answer may end within the opening tag, whose beginning is no text either.
         for length in range(len(_BEGIN) - 1, len("<to") - 1, -1):
             said = said.removesuffix(_BEGIN[:length])
     return said.strip()
-
-
-def ends_in_call(text: str) -> bool:
-    return text.rstrip().endswith(_END)
 
 
 def _call(written: str) -> dict[str, Any] | None:
