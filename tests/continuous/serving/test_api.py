@@ -20,10 +20,11 @@ import torch
 from tokenizers.processors import TemplateProcessing
 
 from rlforge.continuous.config.serving import AbTestConfig, DeploymentConfig, ServeConfig
+from rlforge.continuous.serving.client import ask_admin
 from rlforge.continuous.serving.protocol import ChatRequest, CompletionRequest
 from rlforge.continuous.serving.server import answer_requests, assembled, listen, url_of
 from rlforge.continuous.serving.service import DeploymentService
-from rlforge.continuous.serving.tokens import Tokens
+from rlforge.continuous.serving.tokens import ADMIN_VARIABLE, Tokens
 from rlforge.engines.registry import make_engine
 from rlforge.errors import EngineDeadError
 from rlforge.models.load import load_base_model, load_tokenizer
@@ -745,14 +746,19 @@ async def test_metrics_count_requests_tokens_and_deployments(deploying, make_ada
 # ---------------------------------------------------------------- admin, trials
 
 
-async def test_the_admin_deploys_rolls_back_and_lists(deploying, make_adapter):
+async def test_the_admin_deploys_rolls_back_and_lists(
+    deploying, make_adapter, monkeypatch, tmp_path
+):
+    monkeypatch.setenv(ADMIN_VARIABLE, TOKENS.admin)
     path = make_adapter(1)
     cut = make_adapter(2)
     (cut / "adapter_model.safetensors").write_bytes(b"short")
     async with deploying() as served:
         post, headers = served.http.post, bearer()
-        deployed = await post("/admin/deploy", json={"adapter": str(path)}, headers=headers)
-        assert (deployed.status_code, deployed.json()["phase"]) == (200, "live")
+        deployed = await asyncio.to_thread(
+            ask_admin, served.url, tmp_path, "deploy", adapter=str(path)
+        )
+        assert deployed["phase"] == "live"
         refused = await post("/admin/deploy", json={"adapter": str(cut)}, headers=headers)
         assert (refused.status_code, refused.json()["phase"]) == (409, "rejected")
         missing = await post("/admin/deploy", json={"adapter": "/nowhere"}, headers=headers)
@@ -760,11 +766,11 @@ async def test_the_admin_deploys_rolls_back_and_lists(deploying, make_adapter):
         assert "no such directory" in missing.json()["error"]["message"]
         answer = await served.ask(model="small@deploy-1")
         assert answer.system_fingerprint == "deploy-1"
-        back = await post("/admin/rollback", json={}, headers=headers)
-        assert back.json()["uid"] == "deploy-0"
+        back = await asyncio.to_thread(ask_admin, f"{served.url}/v1/", tmp_path, "rollback")
+        assert back["uid"] == "deploy-0"
         again = await post("/admin/rollback", json={}, headers=headers)
         assert again.status_code == 409
-        listed = (await served.http.get("/admin/deployments", headers=headers)).json()
+        listed = await asyncio.to_thread(ask_admin, served.url, tmp_path, "deployments")
         assert listed["current"] == "deploy-0"
         assert listed["trial"] is None
         assert [d["phase"] for d in listed["deployments"]] == ["live", "rolled_back", "rejected"]
