@@ -91,7 +91,7 @@ async def test_the_page_fits_phones_and_desks_and_loads_nothing_else(run, shown,
         store.append([long])
     async with shown(run) as (_, address):
         await tab.open(address)
-        assert await tab.run("document.querySelectorAll('canvas').length") >= 3
+        await tab.until("document.querySelectorAll('canvas').length >= 3")
         await looks_right(tab)
         assert {*tab.asked} <= {address, "data:,"}
 

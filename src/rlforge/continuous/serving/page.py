@@ -212,7 +212,7 @@ class Page:
             name, command = run.name, run.command
             status = "running" if run.status == "running" else status
             problems += [f"{each}." for each in run.damage]
-            figures = {**tiles(run), **figures} if run.windows else figures
+            figures = {**figures, **tiles(run), **figures} if run.windows else figures
         return render(
             "continuous/page.html.jinja",
             nonce=nonce,
