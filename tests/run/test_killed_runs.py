@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
+import psutil
 import pytest
 from tests.harness import live_run
 from tests.harness.in_process import rlforge_here
@@ -280,6 +281,42 @@ def test_an_actor_that_is_killed_for_want_of_memory_is_named_while_it_starts(
     )
     assert "Traceback" not in done.stderr
     assert "A worker died" not in done.stderr + done.stdout
+
+
+@pytest.mark.ray
+def test_an_engine_that_outgrows_the_memory_ends_the_run_in_a_line_with_the_limit(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes 6 GiB after a hundred questions, where Ray allows 3 more than are in use."""
+    Path("growing.py").write_text(
+        "from rlforge.engines.registry import transformers\n\n"
+        "def make(config, device, threads, gpus):\n"
+        "    engine = transformers(config, device, threads, gpus)\n"
+        "    ask, asked, held = engine.ask, [], []\n"
+        "    def growing(questions):\n"
+        "        questions = list(questions)\n"
+        "        asked.extend(questions)\n"
+        "        if len(asked) > 100 and not held:\n"
+        "            held.append(b'x' * (6 << 30))\n"
+        "        ask(questions)\n"
+        "    engine.ask = growing\n"
+        "    return engine\n"
+    )
+    memory = psutil.virtual_memory()
+    allowed = (memory.total - memory.available + 3 * 2**30) / memory.total
+    monkeypatch.setenv("RAY_memory_usage_threshold", f"{allowed:.4f}")
+    endless = ("engine.max_restarts=0", "learner.total_updates=100")
+    done = run(*train_arguments(small_model, "engine.name=growing:make", *endless))
+    assert done.returncode == 1
+    size = r"[\d.]+ GiB"
+    # Ray chooses which one it kills.
+    assert re.fullmatch(
+        rf"rlforge: [a-z0-9-]+ was killed by Ray for want of memory: it had {size}, and [\d.]+ of "
+        rf"{size} \(Ray's limit: {allowed:.0%}\) were in use(, {size} of them by engine-0)?; "
+        r"`rlforge doctor` lists what saves memory; see logs/[a-z0-9-]+\.log in .*",
+        done.stderr.splitlines()[-1],
+    )
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.ray

@@ -185,8 +185,7 @@ class _Failures:
         """The error to raise in place of ``error``: it says how to go on."""
         if (ended := self._ray.ended()) is not None:
             return RunError(f"{ended}; {self._again}")
-        memory_of = self._ray.memory_of
-        return explained(error, actors, self._run_dir, self._command, memory_of)
+        return explained(error, actors, self._run_dir, self._command, self._ray.memory)
 
 
 async def _live(

@@ -32,7 +32,8 @@ KeyError: 'unknown'"""
 
 def told(error: BaseException, had: int | None = None) -> str:
     """The message for an error while the actors start, of a process that had so much memory."""
-    return str(explained(error, None, RUN, "train", lambda process: had))
+    memory = dict.fromkeys((28648, 11736), had) if had else {}
+    return str(explained(error, None, RUN, "train", memory))
 
 
 def test_an_actor_that_cannot_start_is_explained_with_its_own_words_where_there_are_some() -> None:
@@ -59,7 +60,7 @@ def test_a_disk_that_fills_is_told_with_what_the_run_needs_and_how_to_go_on() ->
     full = OSError(errno.ENOSPC, "No space left on device", "run/metrics.jsonl")
     of_ray = ray.exceptions.RayTaskError("log", f"OSError: {full}", full)
     for error in (full, of_ray, ExceptionGroup("", [full])):
-        said = str(explained(error, None, RUN, "train", lambda process: None))
+        said = str(explained(error, None, RUN, "train", {}))
         assert "No space left on device" in said
         assert "are free on the disk of " in said
         assert "(run: 2.0 MiB, 2.8 GiB a day at its pace so far); free some" in said
@@ -123,6 +124,18 @@ def test_an_actor_that_ray_killed_is_named_with_the_memory_in_use(had: int | Non
     )
     its = ": it had 1.0 GiB, and" if had else ":"
     assert told(error, had) == (
-        f"state was killed by Ray for want of memory{its} 22.6 of 23.5 GiB were in use; "
-        "`rlforge doctor` lists what saves memory; see logs/state.log in run"
+        f"state was killed by Ray for want of memory{its} 22.6 of 23.5 GiB (Ray's limit: 95%) "
+        "were in use; `rlforge doctor` lists what saves memory; see logs/state.log in run"
     )
+
+
+def test_an_actor_that_ray_killed_for_another_one_is_told_with_the_largest() -> None:
+    with open_log("engine-0", RUN):
+        largest = int((RUN / "logs" / "engine-0.log").read_text().split()[-1])
+    error = ray.exceptions.OutOfMemoryError(
+        "Memory on the node was 22.63GB used / 23.54GB limit (0.961333)\n"
+        "Selected to kill: (Actor(ca09): task name=learner:LearnerActor.__init__, pid=11736)\n"
+    )
+    said = str(explained(error, None, RUN, "train", {11736: GIB, largest: 9 * GIB}))
+    assert "it had 1.0 GiB, and 22.6 of 23.5 GiB" in said
+    assert "were in use, 9.0 GiB of them by engine-0; `rlforge doctor`" in said

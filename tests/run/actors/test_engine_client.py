@@ -190,7 +190,11 @@ async def test_a_request_that_kills_engines_fails_after_its_retries() -> None:
     ("death", "told"),
     [
         (DEAD, "an actor died: "),
-        (FULL, "engine-0 was killed by Ray for want of memory: 22.6 of 23.5 GiB were in use"),
+        (
+            FULL,
+            "engine-0 was killed by Ray for want of memory: 22.6 of 23.5 GiB (Ray's limit: 95%) "
+            "were in use",
+        ),
         (ray.exceptions.ActorUnschedulableError("no node is left"), "an actor died: The actor"),
     ],
 )

@@ -128,7 +128,7 @@ async def _serve(
             say(line)
     except Exception as error:
         # Ray wraps what a constructor raised.
-        why = reason(error, state_dir, ray_processes.memory_of)
+        why = reason(error, state_dir, ray_processes.memory)
         raise RunError(f"the engine could not be started: {why}") from error
     engine = RemoteEngine(
         actors.engines,
@@ -158,7 +158,7 @@ async def _serve(
     if not stop.is_set():
         if (death := engine.death) is None:
             raise ray_processes.ended() or RunError("Ray has ended")
-        why = reason(death, state_dir, ray_processes.memory_of)
+        why = reason(death, state_dir, ray_processes.memory)
         raise RunError(
             f"an engine died more than {kind.RESTARTS} times: {why}; see {state_dir}/logs"
         )

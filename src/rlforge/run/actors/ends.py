@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import ray
@@ -26,12 +28,16 @@ _PROCESS = re.compile(r"^\tpid: (\d+)$|\bpid=(\d+)", re.MULTILINE)
 _IN_USE = re.compile(r"was ([\d.]+)GB used / ([\d.]+)GB limit")
 _DETAIL = re.compile(r"Worker exit detail: (.+)")
 
-MemoryOf = Callable[[int], int | None]
-"""The bytes that a process had when it was last looked at, by its id; None: unknown."""
+#: The variable that sets the share of a node's memory from which Ray kills processes, and its
+#: default.
+_LIMIT, _RAY_LIMIT = "RAY_memory_usage_threshold", 0.95
+
+Memory = Mapping[int, int]
+"""The bytes that each process had when it was last looked at, by its id."""
 
 
 def explained(
-    error: BaseException, actors: RunActors | None, run_dir: Path, command: str, memory_of: MemoryOf
+    error: BaseException, actors: RunActors | None, run_dir: Path, command: str, memory: Memory
 ) -> BaseException:
     """Error to raise in place of ``error``: with the actor that died, its log, and how to resume.
 
@@ -47,12 +53,12 @@ def explained(
     again = command_line(command, "--resume", run_dir)
     of_ray = isinstance(error, ray.exceptions.RayError)
     if says_full_disk(error):
-        why = reason(error, run_dir, memory_of) if of_ray else str(error)
+        why = reason(error, run_dir, memory) if of_ray else str(error)
         said = of_full_disk(RunPaths(root=run_dir), [nearest(ray_base()[0] / "ray")])
         return RunError(f"{why}; {said}, then go on with: {again}")
     if not of_ray:
         return error
-    why = reason(error, run_dir, memory_of)
+    why = reason(error, run_dir, memory)
     if not isinstance(error, DEATHS) or _own_message(error) is not None:
         return RunError(why)
     known = getattr(error, "actor_id", None) if actors is not None else None
@@ -64,7 +70,7 @@ def explained(
 
 
 def reason(
-    error: BaseException, run_dir: Path | None = None, memory_of: MemoryOf = lambda process: None
+    error: BaseException, run_dir: Path | None = None, memory: Memory = MappingProxyType({})
 ) -> str:
     """Message for the user in an error of Ray, in one line; of a bug also file and line.
 
@@ -80,22 +86,30 @@ def reason(
         if getattr(cause, "actor_init_failed", False):
             *_, last = str(cause).strip().splitlines()
             return f"{name or 'an actor'} could not be started: {last.strip()}{_place(str(cause))}"
-        return f"{name or 'an actor'} {_end(cause, name, run_dir, memory_of)}"
+        return f"{name or 'an actor'} {_end(cause, name, run_dir, memory)}"
     first = next(iter(str(cause).splitlines()), "")
     return f"{type(cause).__name__}: {first}{_place(trace)}"
 
 
-def _end(error: Exception, name: str | None, run_dir: Path | None, memory_of: MemoryOf) -> str:
+def _end(error: Exception, name: str | None, run_dir: Path | None, memory: Memory) -> str:
     """How a process ended, as a predicate of its name."""
     text = str(error)
     process = _first(_PROCESS, text)
-    bytes_had = memory_of(int(process)) if process else None
+    bytes_had = memory.get(int(process)) if process else None
     had = f": it had {_gib(bytes_had)}" if bytes_had else ""
     if isinstance(error, ray.exceptions.OutOfMemoryError):
-        in_use = _IN_USE.search(text)
-        all_use = f"{', and' if had else ':'} {{:.1f}} of {{:.1f}} GiB were in use"
-        rest = all_use.format(*map(float, in_use.groups())) if in_use else ""
-        return f"was killed by Ray for want of memory{had}{rest}; {SAVES_MEMORY}"
+        rest = ""
+        if in_use := _IN_USE.search(text):
+            used, whole = map(float, in_use.groups())
+            # Where nodes have another limit than this process, it is not known.
+            allowed = float(os.environ.get(_LIMIT) or _RAY_LIMIT)
+            share = f" (Ray's limit: {allowed:.0%})" if used >= allowed * whole else ""
+            rest = f"{', and' if had else ':'} {used:.1f} of {whole:.1f} GiB{share} were in use"
+        # The one that Ray chooses may be a small one.
+        most = max(memory, key=memory.__getitem__, default=0)
+        largest = _of_process(most, run_dir) if most != int(process or 0) else None
+        by = f", {_gib(memory[most])} of them by {largest}" if largest else ""
+        return f"was killed by Ray for want of memory{had}{rest}{by}; {SAVES_MEMORY}"
     detail = _DETAIL.search(text)
     if detail is None:
         lines = [line for line in text.splitlines() if line.strip() and line[0] != "\t"]
@@ -117,10 +131,15 @@ def _name(error: BaseException, run_dir: Path | None) -> str | None:
     """Name of the process that ended."""
     if name := _first(_NAME, str(error)):
         return name
-    if run_dir is not None and (process := _first(_PROCESS, str(error))):
-        for log in (run_dir / "logs").glob("*.log"):
-            if _last(log, rf"started as process ({process})$"):
-                return log.stem
+    process = _first(_PROCESS, str(error))
+    return _of_process(int(process), run_dir) if process else None
+
+
+def _of_process(process: int, run_dir: Path | None) -> str | None:
+    """Name of the part of the run whose process it was."""
+    for log in (run_dir / "logs").glob("*.log") if run_dir is not None else ():
+        if _last(log, rf"started as process ({process})$"):
+            return log.stem
     return None
 
 

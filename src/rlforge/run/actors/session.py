@@ -88,11 +88,8 @@ class RayProcesses:
                 if (name := process.name()) in _VITAL:
                     self._vital[process] = name
         self._workers, self._looks = list[psutil.Process](), 0
-        self._memory = dict[int, int]()
-
-    def memory_of(self, process: int) -> int | None:
-        """Bytes that a process of the node had within the last second of its life, if known."""
-        return self._memory.get(process)
+        #: Bytes that each process of the node had within the last second of its life, by its id.
+        self.memory = dict[int, int]()
 
     def _look_at_memory(self) -> None:
         with contextlib.suppress(psutil.Error):
@@ -102,7 +99,7 @@ class RayProcesses:
         self._looks += 1
         for process in self._workers:
             with contextlib.suppress(psutil.Error):
-                self._memory[process.pid] = process.memory_info().rss
+                self.memory[process.pid] = process.memory_info().rss
 
     def ended(self) -> RunError | None:
         """The error to raise where one of the processes has ended; None: all run."""
