@@ -18,10 +18,9 @@ from rlforge.continuous.config.continuous import DecisionRewardConfig
 from rlforge.continuous.config.market import MarketConfig
 from rlforge.continuous.decisions.records import Result
 from rlforge.continuous.decisions.reward import DecisionReward
-from rlforge.continuous.loop.conduct import Conduct, concerns, conduct
 from rlforge.continuous.loop.policy_side import reward_of_settled
 from rlforge.continuous.loop.population import result_of
-from rlforge.continuous.loop.trials import MarketTrials, market_probes
+from rlforge.continuous.loop.trials import Conduct, MarketTrials, concerns, conduct, market_probes
 from rlforge.continuous.market.actions import NO_OP, buy, leave, open_position
 from rlforge.continuous.market.traders import Crowd, make_trader
 from rlforge.continuous.market.trading import AgentPrompter, Question

@@ -89,16 +89,6 @@ def test_a_window_that_is_not_ready_trains_nothing_and_the_run_goes_on(make_conf
     assert not Path("run/comparison.json").exists()
 
 
-def test_equal_rewards_train_and_deploy_nothing(make_config, execute):
-    weights = [f"decision_reward.{part}_weight=0" for part in ("pnl", "speed", "consistency")]
-    settings = ["continuous.select_by=all", "continuous.invalid_reward=null"]
-    execute(make_config(*weights, *settings, *ONE_WINDOW))
-    (row,) = rows()
-    assert "there is no gradient" in row["reason"]
-    assert row["deployment_success"] is None
-    assert not Path("run/checkpoints/step-1").exists()
-
-
 async def test_learning_goes_on_from_what_a_rollback_between_two_updates_serves(make_config, begun):
     config = make_config("continuous.compare_episodes=0")
     async with begun(config, asyncio.Event()) as trainer:
