@@ -45,6 +45,7 @@ def run_seed(
     if ended["status"] != "done":
         raise SystemExit(f"{run_dir} is {ended['status']}: finish or delete it")
     lines = (run_dir / "windows.jsonl").read_text().splitlines()
+    updates = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     comparison = run_dir / "comparison.json"
     return {
         "preset": preset,
@@ -52,6 +53,8 @@ def run_seed(
         "command": shlex.join(command),
         "wall_s": round(ended["wall_time_s"], 1),
         "windows": [json.loads(line) for line in lines],
+        # Losses without a clip have none.
+        "clip_fractions": [row["clip_fraction"] for row in updates if "clip_fraction" in row],
         "comparison": json.loads(comparison.read_text()) if comparison.exists() else {},
     }
 
@@ -65,6 +68,7 @@ def reached(result: dict[str, Any]) -> dict[str, Any]:
         "control": last["control_reward"],
         "difference": last["reward_difference"],
         "interval": (last["reward_difference_low"], last["reward_difference_high"]),
+        "clipped": statistics.fmean(result["clip_fractions"]) if result["clip_fractions"] else None,
         "trained": sum(row["version"] is not None for row in result["windows"]),
         "deployed": sum(row["deployment_success"] is True for row in result["windows"]),
     }
@@ -79,8 +83,8 @@ def table(results: list[dict[str, Any]]) -> str:
     lines = [
         "| preset | seed | windows | trained | deployed | reward, first window | last window | "
         "control, last window | difference, 95 % interval | before → after: reward | win rate | "
-        "profit of a trade | wall s |",
-        "|" + "---|" * 13,
+        "profit of a trade | clip fraction, mean | wall s |",
+        "|" + "---|" * 14,
     ]
     for result in results:
         found = reached(result)
@@ -95,7 +99,7 @@ def table(results: list[dict[str, Any]]) -> str:
             f"| {result['preset']} | {result['seed']} | {len(result['windows'])} | "
             f"{found['trained']} | {found['deployed']} | {_say(found['first'])} | "
             f"{_say(found['last'])} | {_say(found['control'])} | {_difference(found)} | "
-            f"{' | '.join(changes)} | "
+            f"{' | '.join(changes)} | {_say(found['clipped'])} | "
             f"{result['wall_s']:.0f} |"
         )
     return "\n".join(lines)
