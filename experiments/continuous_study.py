@@ -5,7 +5,9 @@
 Every preset is run with every seed, each in a process of its own, --jobs of them at once (markets
 of simulated time come to the same end under any load of the machine). Writes results.json,
 README.md and curves.svg to experiments/NAME/; NAME is that of the first preset unless --name says
-another. Several presets are compared in the tables and in the curves.
+another. Several presets are compared in the tables and in the curves. Where other language models
+trade (market.traders), a table shows all traders; the server that answers them runs meanwhile, and
+--server says how it was started.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ def run_seed(
         raise SystemExit(f"{run_dir} is {ended['status']}: finish or delete it")
     lines = (run_dir / "windows.jsonl").read_text().splitlines()
     updates = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    comparison = run_dir / "comparison.json"
+    comparison, api = run_dir / "comparison.json", run_dir / "api.json"
     return {
         "preset": preset,
         "seed": seed,
@@ -56,6 +58,7 @@ def run_seed(
         # Losses without a clip have none.
         "clip_fractions": [row["clip_fraction"] for row in updates if "clip_fraction" in row],
         "comparison": json.loads(comparison.read_text()) if comparison.exists() else {},
+        "api": json.loads(api.read_text())["players"] if api.exists() else [],
     }
 
 
@@ -127,6 +130,43 @@ def summary(results: list[dict[str, Any]]) -> str:
         ]
         lines.append(f"| {preset} | {len(found)} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def traded(results: list[dict[str, Any]]) -> list[str]:
+    """Who traded, over all windows and runs; nothing where no language model but the run's did."""
+    used = [player for result in results for player in result.get("api", [])]
+    if not used:
+        return []
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in (row for result in results for row in result["windows"]):
+        for name, figures in row["players"].items():
+            rows.setdefault(name, []).append(figures)
+    lines = [
+        "| who traded | decisions | refused | trades | with a profit | mean reward | profit of a "
+        "trade |",
+        "|" + "---|" * 7,
+    ]
+    for name, own in rows.items():
+        decisions, refused = (sum(one[key] for one in own) for key in ("decisions", "refused"))
+        cells = [str(decisions), f"{100 * refused / decisions:.0f} %"]
+        cells.append(str(sum(one["trades"] for one in own)))
+        for key, count in (
+            ("win_rate", "trades"),
+            ("avg_reward", "decisions"),
+            ("avg_pnl", "trades"),
+        ):
+            known = [(one[key], one[count]) for one in own if one[key] is not None]
+            total = sum(n for _, n in known)
+            cells.append(_say(sum(x * n for x, n in known) / total if total else None))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    requests = sum(one["requests"] for one in used)
+    said = (
+        f"Of {requests} requests {sum(one['failed'] for one in used)} failed; a request took "
+        f"{sum(one['seconds'] for one in used) / requests:.1f} s, "
+        f"{sum(one['prompt_tokens'] for one in used) / requests:.0f} tokens of prompt and "
+        f"{sum(one['answer_tokens'] for one in used) / requests:.0f} of answer."
+    )
+    return [*lines, "", said, ""]
 
 
 def _spread(numbers: list[float | None]) -> str:
@@ -232,6 +272,7 @@ def page(name: str, record: dict[str, Any]) -> str:
             f"{max(walls):.0f}).",
             "",
             *several,
+            *traded(results),
             table(results),
             "",
             "![reward, wins and profit over windows](curves.svg)",
@@ -246,6 +287,7 @@ def main() -> None:
     parser.add_argument("presets", nargs="+")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", dest="overrides")
+    parser.add_argument("--server", help="command of the server that traders ask, for the record")
     parser.add_argument("--name", help="folder of the study below experiments/")
     parser.add_argument("--jobs", type=int, default=1, help="how many runs at once")
     parser.add_argument("--runs", type=Path, help="where the run directories go")
@@ -275,6 +317,7 @@ def _command(arguments: argparse.Namespace) -> str:
     words += map(str, arguments.seeds)
     words += ["--set", *arguments.overrides] if arguments.overrides else []
     words += ["--name", arguments.name] if arguments.name else []
+    words += ["--server", arguments.server] if arguments.server else []
     words += ["--jobs", str(arguments.jobs)] if arguments.jobs > 1 else []
     return shlex.join(words)
 

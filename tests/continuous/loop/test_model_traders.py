@@ -22,7 +22,7 @@ TICKS = 6
 
 
 class Handler(ChatHandler):
-    """Buys in the first market of the prompt; fails in mood ``broken``, or after so many."""
+    """Buys in the first market of the prompt; fails in its moods, or after so many."""
 
     def respond(self, asked, tries):
         if tries == 1:
@@ -32,6 +32,9 @@ class Handler(ChatHandler):
                 time.sleep(0.01)
         if tries == 5:
             vars(self.server).get("at_fifth", int)()
+        if self.server.mood == "small":
+            self.send(400, {"error": {"message": "context length exceeded"}})
+            return
         if self.server.mood == "broken" or 0 < self.server.good_after < tries:
             self.send(500, {"error": {"message": "boiler burst"}}, retry_after_ms="1")
             return
@@ -115,9 +118,12 @@ def test_a_server_that_fails_later_costs_decisions_and_not_the_run(config, execu
     assert said.count("openai:rival-2.5 does nothing until it answers again") == 1
 
 
-def test_a_server_that_never_answers_ends_the_run(config, execute, server):
-    server.mood = "broken"
-    with pytest.raises(RunError, match=r"none of the 2 traders of openai:rival-2.5 .*boiler burst"):
+@pytest.mark.parametrize(
+    ("mood", "said"), [("broken", "boiler burst"), ("small", "exceeded; lower market.prompt_chars")]
+)
+def test_a_server_that_never_answers_ends_the_run(config, execute, server, mood, said):
+    server.mood = mood
+    with pytest.raises(RunError, match=rf"none of the 2 traders of openai:rival-2.5 .*{said}"):
         execute(config())
 
 

@@ -15,7 +15,7 @@ from rlforge.continuous.loop.population import Asked, Model
 from rlforge.continuous.market.trading import AgentPrompter, ChatPrompter, Question
 from rlforge.engines.base import Generator
 from rlforge.engines.grammars import grammar_of
-from rlforge.engines.openai import ApiPlayer, ChatError
+from rlforge.engines.openai import ApiPlayer, ChatError, ChatTooLongError
 from rlforge.league.budget import ApiSpending
 from rlforge.models.load import stop_token_ids
 from rlforge.record.files import RunPaths
@@ -97,6 +97,9 @@ class ModelTraders:
         policy = PolicyRef(uid=name, kind="api", path_or_name=name)
         try:
             return await self._player.chat(question.messages, policy, schema)
+        except ChatTooLongError as error:
+            self._errors[name] = said = f"{error}; lower market.prompt_chars"
+            raise ChatTooLongError(said, error.kind, error.used) from error
         except ChatError as error:
             self._errors[name] = str(error)
             raise
