@@ -25,6 +25,7 @@ from rlforge.record.files import (
     runs_below,
     write_json,
 )
+from rlforge.record.growth import parts
 from rlforge.record.results import read_evals
 from rlforge.show.report.data import load_run
 
@@ -195,6 +196,23 @@ def test_the_newest_run_is_the_one_that_last_recorded_something(tmp_path):
     assert [path.name for path in runs_below(tmp_path)] == ["new", "old"]
     RunPaths(root=tmp_path / "old").metrics.touch()
     assert [path.name for path in runs_below(tmp_path)] == ["old", "new"]
+
+
+def test_a_folder_that_vanishes_during_the_search_hides_no_run(tmp_path, monkeypatch):
+    run, gone = a_run(tmp_path / "exp" / "one"), tmp_path / "ray" / ".probe"
+    gone.mkdir(parents=True)
+    scandir = os.scandir
+
+    def late(folder):
+        if Path(folder) == gone:
+            gone.rmdir()
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", late)
+    assert runs_below(tmp_path) == [run]
+    gone.mkdir()
+    (tmp_path / "file").write_text("12345")
+    assert [(part.name, part.size) for part in parts(tmp_path)][-1] == ("ray", 0)
 
 
 def test_an_empty_name_is_not_the_current_folder(tmp_path):

@@ -8,14 +8,16 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from rlforge.config.complaints import InvalidValuesError
+from rlforge.config.games import EnvEntry
 from rlforge.config.plugins import ALGORITHMS
 from rlforge.config.policies import PolicyEntry
 from rlforge.config.rules import hints, with_values
-from rlforge.config.schema import PolicyConfig, RunConfig
+from rlforge.config.schema import GamesConfig, PolicyConfig, RunConfig
 from rlforge.config.training import algorithm_config
 from rlforge.errors import ConfigError, nearest, raise_all
 
 C = TypeVar("C", bound=PolicyConfig)
+E = TypeVar("E", bound=EnvEntry)
 
 GROUPS = ("algorithm", "learner", "pool", "rewards")
 """Groups of which an entry of ``policies`` can set keys of its own."""
@@ -41,6 +43,22 @@ def entries(config: PolicyConfig) -> Mapping[str, PolicyEntry]:
 def without_entries(config: C) -> C:
     nothing: dict[str, Any] = {"policies": {}} if entries(config) else {}
     return dataclasses.replace(config, **nothing)
+
+
+def asked_by_model(config: C) -> C:
+    """``config`` with the template and extraction of the model in every environment."""
+    if not isinstance(config, GamesConfig):
+        return config
+
+    def unasked(entry: E) -> E:
+        return dataclasses.replace(entry, prompt_template=None, action_extraction=None)
+
+    env = dataclasses.replace(
+        config.env,
+        train=[unasked(entry) for entry in config.env.train],
+        eval=[unasked(entry) for entry in config.env.eval],
+    )
+    return without_entries(dataclasses.replace(config, env=env))
 
 
 def entry_of(config: PolicyConfig, name: str) -> PolicyEntry:

@@ -92,9 +92,9 @@ def read_any(run_dir: Path, *, gone: bool = False) -> PolicyConfig:
     return config
 
 
-def read_run(run_dir: Path, root: type[C]) -> C:
-    """The configuration of a run; ConfigError for none, or another kind."""
-    config = read_any(run_dir)
+def read_run(run_dir: Path, root: type[C], *, gone: bool = False) -> C:
+    """The configuration of a run, as ``read_any``; ConfigError for another kind as well."""
+    config = read_any(run_dir, gone=gone)
     if not isinstance(config, root):
         raise ConfigError(f"{run_dir} is {config.about}; this command is for {root.about}")
     return config

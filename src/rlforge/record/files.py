@@ -169,12 +169,15 @@ def short(path: Path) -> Path:
 def runs_below(folder: Path) -> list[Path]:
     """Run directories below ``folder``, the one that was last written first."""
     found: dict[Path, float] = {}
-    for pattern in ("*", "*/*", "*/*/*"):  # jobs of sweeps are three levels below runs/
-        for path in folder.glob(pattern):
+    # Jobs of sweeps are three levels below runs/. Folders that vanish meanwhile are left out.
+    for here, folders, _ in os.walk(folder, followlinks=True):
+        for name in folders:
             # A folder that is another user's own must not hide the others.
-            with contextlib.suppress(PermissionError):
-                if path.is_dir() and (run := RunPaths(root=path)).is_run():
-                    found[path] = run.last_written()
+            with contextlib.suppress(OSError):
+                if (run := RunPaths(root=Path(here, name))).is_run():
+                    found[run.root] = run.last_written()
+        if len(Path(here).relative_to(folder).parts) == 2:
+            folders.clear()
     return sorted(found, key=found.__getitem__, reverse=True)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlforge.record.files import RunPaths
 from rlforge.record.status import read_progress, read_summary
-from rlforge.system.files import readable_size
+from rlforge.system.files import files_below, readable_size
 from rlforge.types import value
 
 
@@ -27,7 +27,7 @@ def parts(run_dir: Path) -> list[Part]:
     found = []
     for path in run_dir.iterdir():
         sizes = []
-        for file in path.rglob("*") if path.is_dir() else (path,):
+        for file in files_below(path) if path.is_dir() else (path,):
             with contextlib.suppress(FileNotFoundError):  # the run deleted it meanwhile
                 if file.is_file() and not file.is_symlink():  # a link's target is elsewhere
                     sizes.append(file.stat().st_size)

@@ -11,7 +11,7 @@ from typing import TypeVar
 from rlforge.config.compose import compose
 from rlforge.config.games import EnvEntry
 from rlforge.config.model import ModelConfig
-from rlforge.config.per_policy import entries, without_entries
+from rlforge.config.per_policy import asked_by_model, entries
 from rlforge.config.policies import PolicyEntry
 from rlforge.config.pool import ApiConfig, HfConfig
 from rlforge.config.schema import GamesConfig, PolicyConfig
@@ -22,8 +22,6 @@ from rlforge.league.names import parse_opponent
 from rlforge.rollout.evaluation import Pairing
 from rlforge.types import EnvSpec, Form, PolicyForm, PolicyRef
 
-E = TypeVar("E", bound=EnvEntry)
-G = TypeVar("G", bound=GamesConfig)
 P = TypeVar("P", bound=PolicyConfig)
 
 
@@ -121,33 +119,14 @@ def as_played_by(config: P, policies: Iterable[PolicyRef]) -> dict[str, P]:
             min_p=0.0,
         ),
     )
-    if isinstance(changed, GamesConfig):
-        changed = _asked_by_model(changed)
-    model = ModelConfig(
-        prompt_template=own.prompt_template,
-        chat_template_args=own.chat_template_args,
-        dtype=own.dtype,
-    )
-    if isinstance(own, HfConfig):
-        model = dataclasses.replace(model, action_extraction=own.action_extraction)
+    # Traders have no action extraction: the market reads their answers.
+    shared = {each.name for each in fields(own)} & {each.name for each in fields(ModelConfig)}
+    model = ModelConfig(**{name: getattr(own, name) for name in shared})
+    changed = asked_by_model(changed)
     return {
         uid: dataclasses.replace(changed, model=dataclasses.replace(model, name=name))
         for uid, name in named.items()
     }
-
-
-def _asked_by_model(config: G) -> G:
-    """``config`` with the template and extraction of the model in every environment."""
-
-    def unasked(entry: E) -> E:
-        return dataclasses.replace(entry, prompt_template=None, action_extraction=None)
-
-    env = dataclasses.replace(
-        config.env,
-        train=[unasked(entry) for entry in config.env.train],
-        eval=[unasked(entry) for entry in config.env.eval],
-    )
-    return without_entries(dataclasses.replace(config, env=env))
 
 
 @cache

@@ -82,6 +82,12 @@ def new_folder(path: Path) -> Path:
     raise AssertionError("numbers do not end")
 
 
+def files_below(folder: Path) -> list[Path]:
+    """The files of a folder and its folders, without folders that vanish meanwhile."""
+    # ``Path.rglob`` raises for these.
+    return [Path(here, name) for here, _, names in os.walk(folder) for name in names]
+
+
 def usual_modes(folder: Path) -> None:
     """Give all files in ``folder`` the mode that umask and folder give to new ones."""
     # Libraries choose their own: safetensors makes its files for their owner alone.
@@ -89,8 +95,8 @@ def usual_modes(folder: Path) -> None:
     probe.touch()
     mode = stat.S_IMODE(probe.stat().st_mode)
     probe.unlink()
-    for file in folder.rglob("*"):
-        if file.is_file() and stat.S_IMODE(file.stat().st_mode) != mode:
+    for file in files_below(folder):
+        if stat.S_IMODE(file.stat().st_mode) != mode:
             file.chmod(mode)
 
 

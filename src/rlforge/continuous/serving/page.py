@@ -22,7 +22,7 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from fastapi.security import HTTPBasic
 
-from rlforge.config.roots import read_any
+from rlforge.config.roots import kind_of_run, read_run
 from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.config.serving import ServeConfig
 from rlforge.continuous.decisions.records import Decision
@@ -242,9 +242,9 @@ class Page:
 
     @cached_property
     def _store(self) -> Path | None:
-        config = None if self._paths is None else read_any(self._paths.root, gone=True)
-        if self._paths is None or not isinstance(config, ContinuousConfig):
+        if self._paths is None or kind_of_run(self._paths.root) is not ContinuousConfig:
             return None
+        config = read_run(self._paths.root, ContinuousConfig, gone=True)
         return store_folder(config.store, self._paths.root)
 
     def _run(self) -> RunData | None:
