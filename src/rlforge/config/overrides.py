@@ -102,7 +102,7 @@ def _with_names(line: str) -> str:
 
 MAPPINGS = (
     *("prompts", "policies", "signals", "market.news", "market.traders"),
-    *("model.chat_template_args", "pool.hf.chat_template_args"),
+    *(f"{each}.chat_template_args" for each in ("model", "pool.hf", "traders.hf")),
 )
 """Keys of mappings whose names are the user's."""
 

@@ -241,6 +241,7 @@ def with_times(signals: Iterable[Signal]) -> list[tuple[Signal, str]]:
     """The last signal of each name, as ``ranked``, and in words when it held, all times of it.
 
     Example:
+        >>> from dataclasses import replace
         >>> first = Signal(name="x", step=3, until=5, text="it stands", mend="push", weight="slow")
         >>> [when for _, when in with_times([first, replace(first, step=9, until=None)])]
         ['since update 9, and in updates 3 to 5']
