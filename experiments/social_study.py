@@ -343,7 +343,7 @@ ABOUT = """Conditions, all in the market of `market_social`, of one model, seeds
 - `shared`: the same, where a post or comment earns the mean reward of the trades that followers
   made after reading it (`continuous.reader_share=1`)
 
-Intervals are Student's, over the seeds."""
+Intervals are Student's, over the seeds. results.json has the command of each run."""
 FLIPS = """Does a reader follow what it reads? In each prompt of the last window the word of wire,
 or that of the followed agents, is set to yes and to no; the figure is how far the purchase moves to
 the side that it says (1: always)."""
