@@ -145,7 +145,7 @@ def test_bad_rows_are_named_and_nothing_is_imported_unless_they_are_left_out(tmp
         ("agentId", "", "both need a name"),
         ("timestamp", float("nan"), "timestamp nan is not a time"),
         ("reward", float("inf"), "reward is inf"),
-        ("nextState", "[1]", "next_state is not a JSON object"),
+        ("nextState", "[1]", "nextState is not a JSON object"),
         ("id", good["id"], f"id {good['id']} occurs twice"),
     ]
     rows = [

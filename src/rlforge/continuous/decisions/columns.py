@@ -91,13 +91,16 @@ def to_decisions(rows: Iterable[Mapping[str, Any]]) -> list[Decision]:
 
 
 def to_decision(row: Mapping[str, Any], parse: Callable[[str], Any] = json.loads) -> Decision:
-    """One decision; states and actions are JSON text, which ``parse`` reads, or objects."""
+    """One decision; states and actions are JSON text, which ``parse`` reads, or objects.
+
+    Raises ValueError where one is neither.
+    """
 
     def parsed(name: str) -> dict[str, Any]:
         content = row[name]
         found = parse(content) if isinstance(content, str) else content
         if not isinstance(found, dict):
-            raise ValueError(f"{name} of decision {row['id']} is {found!r:.60}, and no object")
+            raise ValueError(f"{name} is not a JSON object; it is {found!r:.60}")
         return found
 
     meta, completion = row.get("metadata") or {}, row.get("completion")

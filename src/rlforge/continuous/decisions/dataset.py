@@ -244,9 +244,6 @@ def _checked(given: Row) -> Row:
         decision = to_decision({**given, "timestamp": _seconds(given["timestamp"])})
         if not isinstance(decision.action.get("type"), str):
             raise RlforgeError("action has no type")
-        for name, content in (("state", decision.state), ("next_state", decision.next_state)):
-            if not isinstance(content, dict) and not (content is None and name == "next_state"):
-                raise RlforgeError(f"{name} is not a JSON object")
         return decision_row(decision)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RlforgeError(" ".join(f"{type(error).__name__}: {error}".split())) from error
