@@ -196,7 +196,7 @@ def test_several_signals_have_three_lines_and_the_gravest_comes_first(tracker, w
     progress = dataclasses.replace(tracker.progress(), signals=several)
     lines = draw(progress, width)
     named = [re.findall(r"signal_\d", line) for line in lines]
-    assert [names for names in named if names] == [["signal_3"], ["signal_1"], ["signal_4"]]
+    assert [names for names in named if names] == [["signal_1"], ["signal_3"], ["signal_4"]]
     assert next(line for line in lines if "signal_4" in line).rstrip().endswith("+2")
     ended = tuple(dataclasses.replace(one, until=9) for one in several)
     text = one_line(draw(dataclasses.replace(progress, signals=ended), width))

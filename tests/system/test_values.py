@@ -43,7 +43,7 @@ def contents(hint: Any) -> st.SearchStrategy[Any]:
         return st.lists(contents(first), max_size=3)
     if get_origin(hint) is Mapping:
         finite = st.floats(allow_nan=False, allow_infinity=False)
-        known = {Any: ANYTHING, float: finite}
+        known = {Any: ANYTHING, float: finite, float | None: st.none() | finite}
         items = known[others[0]] if others[0] in known else contents(others[0])
         return st.dictionaries(contents(first), items, max_size=2)
     return st.none() | contents(first)

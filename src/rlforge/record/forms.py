@@ -75,7 +75,14 @@ _FORMS: Mapping[str, Mapping[str, Any]] = {
     "sweep.json": {"shared": [str], "jobs": object, "*": object},
     "trackers.json": {"wandb": str, "sent": _NUMBERS, "*": object},
     # Of saved states, and the facts of a window in its row.
-    "run.json": {"run_dir": str, "game_files": int, "layout": int, "*": {"*": object}},
+    "run.json": {
+        **dict.fromkeys(("pool", "buffer", "policies", "observers", "evaluations"), {"*": object}),
+        "run_dir": str,
+        "game_files": int,
+        "layout": int,
+        "due": ({"*": object},),
+        "*": object,
+    },
     "journal.sqlite": {
         "trained": {"uid": _TEXT, "reason": str, "seconds": _NUMBER, "*": object},
         "*": {"seconds": _NUMBER, "*": object},

@@ -167,12 +167,15 @@ def _trader_problems(composed: Composed[ContinuousConfig], *, keys: bool) -> Pro
     names = config.model_traders
     yield from opponent_problems(composed, "market.traders", [*names], (), keys=keys)
     traders = config.continuous.agents + sum(config.market.traders.values())
-    for group in ("api", "hf") if names else ():
+    for group in ("api", "hf"):
         key = f"traders.{group}.prompt_template"
         name = attrgetter(key)(config)
         found = [*prompt_problems(composed, key, name)]
-        yield from found or _template_problems(composed, key, traders)
-        if not found and Prompter(None, config.prompts).template(name).shows_boards_only:
+        yield from found
+        if found or not names:
+            continue
+        yield from _template_problems(composed, key, traders)
+        if Prompter(None, config.prompts).template(name).shows_boards_only:
             yield composed.error(key, f"{name} shows boards, and traders read prose; use chat")
 
 

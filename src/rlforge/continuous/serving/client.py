@@ -75,12 +75,13 @@ def ask_admin(
     trusted = not on_loopback(url)
     if trusted:
         check_proxies()
+    token = read_admin_token(state_dir)
     try:
         answer = httpx.request(
             "GET" if what == "deployments" else "POST",
             f"{url}/admin/{what}",
             json=body or None,
-            headers={"authorization": f"Bearer {read_admin_token(state_dir)}"},
+            headers={"authorization": f"Bearer {token}"},
             # A deployment takes minutes, so the answer has no time limit.
             timeout=httpx.Timeout(None, connect=_CONNECT_S),
             trust_env=trusted,
