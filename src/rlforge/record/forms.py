@@ -76,7 +76,8 @@ _FORMS: Mapping[str, Mapping[str, Any]] = {
     "trackers.json": {"wandb": str, "sent": _NUMBERS, "*": object},
     # Of saved states, and the facts of a window in its row.
     "run.json": {
-        **dict.fromkeys(("pool", "buffer", "policies", "observers", "evaluations"), {"*": object}),
+        **{part: {"*": object} for part in ("pool", "buffer", "policies", "observers")},
+        "evaluations": {"*": object},
         "run_dir": str,
         "game_files": int,
         "layout": int,
