@@ -57,7 +57,7 @@ class ApiSpending:
 
     @property
     def counts(self) -> dict[str, Any]:
-        """Values that are saved beside the usage of each model."""
+        """Further values that are saved with the usage of each model."""
         return {"closed": self.closed}
 
     def spend(self, usage: Iterable[ApiUsage]) -> None:

@@ -51,7 +51,7 @@ def of_run(run: RunPaths) -> str:
 
 
 def of_full_disk(run: RunPaths, others: Sequence[Path]) -> str:
-    """Words on a disk that filled, and on what the run needs. others: folders beside the run's."""
+    """Words on a disk that filled, and on what the run needs. others: what it writes elsewhere."""
     free = {folder: shutil.disk_usage(folder).free for folder in (run.root, *others)}
     full = min(free, key=free.__getitem__)
     return f"{readable_size(free[full])} are free on the disk of {full} ({of_run(run)}); free some"

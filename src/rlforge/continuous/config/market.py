@@ -27,7 +27,7 @@ TraderKind = Literal["noise", "momentum", "value", "insider"]
 """Kinds of scripted traders, from the least to the most skilled."""
 
 MODELS = ("hf:", "openai:", "openrouter:", "litellm:")
-"""How names of language models begin that trade beside the run's own."""
+"""Beginnings of the names of traders that are language models, other than the run's own."""
 
 ModelName = Annotated[str, pattern(f"({'|'.join(MODELS)}).+", "name a model")]
 TraderName = Annotated[

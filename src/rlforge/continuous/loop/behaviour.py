@@ -36,7 +36,7 @@ def behaviour(decisions: Sequence[Decision], *, talk: bool = True) -> dict[str, 
         "agreement": agreement(ours),
         "control_agreement": agreement(d for d in decisions if d.metadata.provider == CONTROL),
     }
-    # An agent by itself has nobody to talk to.
+    # A single agent has no readers.
     if talk and len({d.agent_id for d in ours}) > 1:
         social |= {**communication(ours), **teams(ours)}
     return figures | {f"social/{name}": each for name, each in social.items() if each is not None}

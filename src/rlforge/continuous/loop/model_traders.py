@@ -1,4 +1,4 @@
-"""Language models that trade in the market of a run beside its agents, and what they take.
+"""Language models as traders in the market of a run, and what their requests cost.
 
 ``openai:MODEL`` and the like are asked by the client of API players, ``hf:MODEL`` by the run's
 engines. Scripted traders are in ``rlforge.continuous.market.traders``.

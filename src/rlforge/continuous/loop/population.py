@@ -222,7 +222,7 @@ class Population:
         ]
 
     def _check_heard(self, answers: Sequence[Completion | EngineError]) -> None:
-        """Raise RunError for a model that answers nobody; a trader's may later be silent."""
+        """Raise RunError for a model without an answer; that of traders may be silent later on."""
         of_model: dict[str, list[Completion | EngineError]] = {}
         for model, answer in zip(self._asked.values(), answers, strict=True):
             of_model.setdefault(model.name, []).append(answer)

@@ -55,7 +55,7 @@ _DEPLOYMENTS, _WINDOWS, _DECISIONS, _LOOKED_AT = 20, 12, 12, 200
 #: Most charts: the first of the report's, of the reward above the control, profits and rewards.
 _CHARTS = 3
 
-#: Phases of versions that nobody gets.
+#: Phases of versions that are not served.
 _ENDED = ("rejected", "rolled_back", "failed", "interrupted")
 
 _BASIC = HTTPBasic(auto_error=False, realm="rlforge: the password is a token of the service")
