@@ -85,6 +85,28 @@ class ActorCalls:
                 raise
             self._note(f"{name} died more often than {kind}.max_restarts; the run goes on without")
             log.error("%s is given up: %s", name, error)
+        except ray.exceptions.RayTaskError as error:
+            # Without an engine all games fail, which may be noticed first.
+            if (death := await self._death_of_engines()) is not None:
+                raise death from error
+            raise
+
+    async def _death_of_engines(self) -> Exception | None:
+        """Why Ray has given up an engine; with ``elastic`` all of them."""
+
+        async def death(name: str) -> Exception | None:
+            try:
+                await asyncio.wait_for(self._actors.named[name].report.remote(), LATE_S)
+            except (TimeoutError, ray.exceptions.ActorUnavailableError):
+                return None
+            except DEATHS as error:
+                return error
+            return None
+
+        deaths = await asyncio.gather(*map(death, self._actors.replicas("engine")))
+        if self._elastic and None in deaths:
+            return None
+        return next(filter(None, deaths), None)
 
     async def use(self, policy: PolicyRef) -> None:
         """Load a version in the engines, and let the collectors go on with it."""
