@@ -1,5 +1,5 @@
+import pytest
 import ray
-from pytest import mark, raises
 from tests.harness.in_process import InProcessActor
 
 from rlforge.run.actors.calls import ActorCalls
@@ -17,7 +17,7 @@ class Engine:
             raise self.death
 
 
-@mark.parametrize(
+@pytest.mark.parametrize(
     ("deaths", "elastic", "named"),
     [
         ([None], False, False),
@@ -37,6 +37,6 @@ async def test_an_engine_that_was_given_up_is_named_before_the_games_that_failed
     async def play():
         raise failed
 
-    with raises(ray.exceptions.RayError) as caught:
+    with pytest.raises(ray.exceptions.RayError) as caught:
         await calls.unless_given_up("collector-0", play())
     assert caught.value is (DEATH if named else failed)
