@@ -7,6 +7,7 @@ import pytest
 from rlforge.config.compose import compose
 from rlforge.continuous.config.continuous import ContinuousConfig
 from rlforge.continuous.market.world import World
+from rlforge.errors import ConfigError
 
 
 def test_an_account_of_the_defaults_can_be_left_out():
@@ -35,3 +36,8 @@ def test_a_trader_has_the_name_of_a_language_model_however_it_is_quoted(line):
     assert market.models == {"openai:org/gpt-4.1": 2}
     assert market.scripted.keys() == {"noise", "momentum", "value", "insider"}
     assert market.traders["noise"] == 8
+
+
+def test_the_message_about_a_name_shows_the_value_that_was_given_to_it():
+    with pytest.raises(ConfigError, match=r"^market\.traders\.valu=2 .*must be noise, momentum, v"):
+        compose(["market.traders.valu=2"], root=ContinuousConfig)

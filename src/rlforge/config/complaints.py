@@ -63,7 +63,9 @@ def translated(errors: Sequence[Any], values: Any) -> Iterator[Wrong]:
                 yield dataclasses.replace(one, key=".".join([*path, one.key]), clash=True)
         else:
             unknown = error["type"] == "unexpected_keyword_argument"
-            for key, given in _leaves(".".join(path), error["input"], whole=not unknown):
+            # The input of an error about the key of a mapping is that key.
+            found = inside if error["loc"][-1:] == ("[key]",) else error["input"]
+            for key, given in _leaves(".".join(path), found, whole=not unknown):
                 yield Wrong(key, given, _reason(error), unknown)
 
 
