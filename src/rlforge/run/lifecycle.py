@@ -169,11 +169,18 @@ class _Failures:
 
     async def watch(self, name: str, context: RunContext[Any], stop: Callable[[], None]) -> None:
         """End the run once code of a user holds an actor; what others hold is saved."""
-        await context.actors.held(name)
         process = context.actors.process_of(name)
+        await context.actors.held(name)
+        where = held_at(process, self._run_dir)
+        if not where and context.hardware.elastic:
+            # Its node may be cut off: Ray says when that is given up, and others go on meanwhile.
+            context.note(f"{name} has not answered for {HELD_S:.0f} s; the run goes on without it")
+            while not where:
+                await context.actors.held(name)
+                where = held_at(process, self._run_dir)
         self.held = RunError(
-            f"{name} does not answer: code of yours holds its process"
-            f"{held_at(process, self._run_dir)}; mend it or leave it out, then {self._again}"
+            f"{name} does not answer: code of yours holds its process{where}; mend it or leave it "
+            f"out, then {self._again}"
         )
         # ``stop`` would not help: a strict run ends after its round, which waits for this process,
         # and the state cannot be saved without pool and buffer.

@@ -58,11 +58,11 @@ def explained(
         return RunError(f"{why}; {said}, then go on with: {again}")
     if not of_ray:
         return error
-    why = reason(error, run_dir, memory)
-    if not isinstance(error, DEATHS) or _own_message(error) is not None:
-        return RunError(why)
     known = getattr(error, "actor_id", None) if actors is not None else None
     name = (actors.name_of(known) if actors is not None else None) or _name(error, run_dir)
+    why = reason(error, run_dir, memory, name)
+    if not isinstance(error, DEATHS) or _own_message(error) is not None:
+        return RunError(why)
     log = f"see logs/{name}.log in {run_dir}" if name else f"see logs in {run_dir}"
     if actors is None:
         return RunError(f"{why}; {log}")
@@ -70,11 +70,15 @@ def explained(
 
 
 def reason(
-    error: BaseException, run_dir: Path | None = None, memory: Memory = MappingProxyType({})
+    error: BaseException,
+    run_dir: Path | None = None,
+    memory: Memory = MappingProxyType({}),
+    name: str | None = None,
 ) -> str:
     """Message for the user in an error of Ray, in one line; of a bug also file and line.
 
-    Without ``run_dir`` no log of the run is read, and Ray's text alone tells.
+    Without ``run_dir`` no log of the run is read, and Ray's text alone says what ended. name: the
+    actor's, where the caller knows it.
     """
     cause, trace = error, ""
     while isinstance(cause, ray.exceptions.RayTaskError) and cause.cause is not None:
@@ -82,7 +86,7 @@ def reason(
     if (message := _own_message(cause)) is not None:
         return message
     if isinstance(cause, DEATHS):
-        name = _name(cause, run_dir)
+        name = name or _name(cause, run_dir)
         if getattr(cause, "actor_init_failed", False):
             *_, last = str(cause).strip().splitlines()
             return f"{name or 'an actor'} could not be started: {last.strip()}{_place(str(cause))}"
