@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 from rich.console import Console
+from tests.harness.in_process import rlforge_here
 
 from rlforge.config.compose import compose, to_yaml
 from rlforge.errors import ConfigError, RlforgeError
@@ -38,6 +39,15 @@ def other(config, tmp_path):
     assert "temperature: 1.0" in config
     (folder / "config.yaml").write_text(config.replace("temperature: 1.0", "temperature: 0.7"))
     return folder
+
+
+def test_two_ladders_that_begin_in_the_same_second_have_a_folder_each(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda form: "now")
+    for _ in range(2):
+        words = ("ladder", f"{run}:step-0", "--against", "random_legal", "--games", "2")
+        assert rlforge_here(*words) == 0
+    assert {card.parent.name for card in tmp_path.glob(f"ladders/*/{CARD}")} == {"now", "now.1"}
 
 
 def test_a_ladder_writes_a_card_that_its_games_confirm(run, tmp_path):

@@ -104,9 +104,7 @@ def ladder(
     if not runs:
         raise ConfigError("name a run, or a page with --verify FILE")
     named = [_split(text) for text in runs]
-    if output is None:
-        output = Path("ladders") / time.strftime("%Y-%m-%d_%H-%M-%S")
-    elif output.exists() and (not output.is_dir() or any(output.iterdir())):
+    if output and output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigError(f"--output {output}: it is there already; name a new or empty folder")
     import asyncio
 
@@ -114,6 +112,7 @@ def ladder(
     from rlforge.lab.ladder.play import play_ladder
     from rlforge.lab.ladder.record import PAGE
     from rlforge.lab.ladder.view import show_ladder
+    from rlforge.system.files import new_folder
 
     plan = plan_ladder(
         named,
@@ -123,6 +122,9 @@ def ladder(
         games=games,
         precision=precision,
     )
+    if output is None:
+        # Another ladder may begin in the same second.
+        output = new_folder(Path("ladders") / time.strftime("%Y-%m-%d_%H-%M-%S"))
     try:
         card = asyncio.run(play_ladder(plan, output, say))
     except KeyboardInterrupt:
