@@ -49,23 +49,32 @@ _TO_JSON = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class Api:
-    """The endpoints of one service, and who may call them; ready: whether the engine answers."""
+    """The endpoints of one service, and who may call them.
+
+    answering: of requests; None where it takes admin calls alone. ready: whether the engine
+    answers.
+    """
 
     def __init__(
         self,
         service: DeploymentService,
         engine: Engine,
-        answering: Answering,
+        answering: Answering | None,
         config: ServeConfig,
         tokens: Tokens,
         metrics: Metrics,
         ready: Callable[[], bool],
     ) -> None:
-        self._service, self._engine, self._answering = service, engine, answering
+        self._service, self._engine, self.answering = service, engine, answering
         self._config, self._tokens, self._metrics, self._ready = config, tokens, metrics, ready
         # Beyond loopback others can reach the service, so every request needs a token.
         self._loopback = is_loopback(config.host)
         self._under_way = 0
+
+    @property
+    def _of_clients(self) -> Answering:
+        assert self.answering is not None, "requests of clients have endpoints"
+        return self.answering
 
     # ------------------------------------------------------------ who may ask
 
@@ -107,11 +116,11 @@ class Api:
         return await self._complete(asked, request)
 
     async def models(self) -> Response:
-        rows = [_model(name, found) for name, found in self._answering.models().items()]
+        rows = [_model(name, found) for name, found in self._of_clients.models().items()]
         return JSONResponse({"object": "list", "data": rows})
 
     async def model(self, name: str) -> Response:
-        return JSONResponse(_model(name, self._answering.model(name)))
+        return JSONResponse(_model(name, self._of_clients.model(name)))
 
     async def outcome(self, given: OutcomeRequest, request: Request) -> Response:
         """Take the reward of an answer: for a trial, and for a decision to learn from."""
@@ -122,7 +131,7 @@ class Api:
                 f"and {given.reward:g} does not",
                 param="reward",
             )
-        ids = self._answering.ids
+        ids = self._of_clients.ids
         known = ids.read(given.id)
         if known is None:
             message = f"{given.id!r} is not the id of an answer of this service"
@@ -143,7 +152,7 @@ class Api:
             )
         )
         self._metrics.outcomes.labels(str(counted).lower()).inc()
-        seen = self._answering.observer
+        seen = self._of_clients.observer
         learned = seen is not None and await seen.rewarded(given.id, given.reward)
         return JSONResponse(
             {"id": given.id, "version": known.uid, "counted": counted, "learned": learned}
@@ -188,7 +197,7 @@ class Api:
     # ------------------------------------------------------------ answers
 
     async def _complete(self, asked: Sampling, request: Request) -> Response:
-        answer = self._answering.begin(asked)
+        answer = self._of_clients.begin(asked)
         if self._under_way >= self._config.max_concurrent:
             # uvicorn's limit_concurrency would answer 503 in plain text, to /health as well.
             raise RequestError(
@@ -238,13 +247,9 @@ class Api:
 
 
 def make_app(
-    api: Api,
-    count: Callable[[str, int, float], None],
-    page: Page | None = None,
-    *,
-    clients: bool = True,
+    api: Api, count: Callable[[str, int, float], None], page: Page | None = None
 ) -> ASGIApp:
-    """The application over ``api``, with a page. clients: whether it answers theirs, too."""
+    """The application over ``api``, with a page."""
     # FastAPI's pages of documentation would load scripts from the network.
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     for method, path, endpoint, who in (
@@ -260,7 +265,7 @@ def make_app(
         ("POST", "/admin/rollback", api.rollback, api.admin),
         ("GET", "/admin/deployments", api.deployments, api.admin),
     ):
-        if clients or who == api.admin:
+        if api.answering is not None or who == api.admin:
             app.add_api_route(
                 path, endpoint, methods=[method], response_model=None, dependencies=[Depends(who)]
             )

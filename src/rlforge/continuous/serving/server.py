@@ -227,11 +227,13 @@ def http_over(
     from rlforge.continuous.serving.app import Api, make_app
     from rlforge.continuous.serving.page import Page
 
-    answering = Answering(service, config, AnswerIds(tokens.admin), observer)
+    answering = None
+    if clients:
+        answering = Answering(service, config, AnswerIds(tokens.admin), observer)
     api = Api(service, engine, answering, config.serve, tokens, metrics, ready)
     shown = config.serve.page is not None
     page = Page(service, tokens, config.serve, config.name) if shown else None
-    return make_app(api, metrics.count_request, page, clients=clients)
+    return make_app(api, metrics.count_request, page)
 
 
 async def _begin(service: DeploymentService, source: Path | None, say: Say) -> None:
