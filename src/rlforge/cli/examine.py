@@ -187,10 +187,10 @@ def _show_size(run_dir: Path, json_file: Path | None) -> None:
         limits = _LIMITS.get(part.name, ())
         rows.append({**to_json(part), "limits": limits})
         table.add_row(part.name, readable_size(part.size), f"{part.files:,}", ", ".join(limits))
-    day = a_day(run, sum(part.size for part in found))
-    write_result(json_file, {"parts": rows, "free": free, "a_day": day})
+    size = sum(part.size for part in found)
+    write_result(json_file, {"parts": rows, "free": free, "a_day": a_day(run, size)})
     Console().print(table)
-    typer.echo(f"{of_run(run)}; {readable_size(free)} free on its disk")
+    typer.echo(f"{of_run(run, size)}; {readable_size(free)} free on its disk")
 
 
 def port(

@@ -34,12 +34,17 @@ class ApiSpending:
         return tuple(self._players.values())
 
     @property
+    def cost(self) -> float:
+        """Dollars so far."""
+        return sum(one.cost for one in self.players)
+
+    @property
     def closed(self) -> str | None:
         """Why no model may be asked any more; None: it may."""
         most = self._limits.max_cost
         if most is None:
             return None
-        if sum(one.cost for one in self.players) >= most:
+        if self.cost >= most:
             return f"{self._keys}.max_cost={most:g} is used: {self.spent}"
         unknown = next((one.uid for one in self.players if one.unpriced), None)
         if unknown is None:
@@ -53,7 +58,7 @@ class ApiSpending:
     def spent(self) -> str:
         """Dollars and requests so far."""
         requests = counted(sum(one.requests for one in self.players), "request")
-        return f"${sum(one.cost for one in self.players):.2f} in {requests}"
+        return f"${self.cost:.2f} in {requests}"
 
     @property
     def counts(self) -> dict[str, Any]:
@@ -88,7 +93,7 @@ class ApiBudget(ApiSpending):
 
     @property
     def spent(self) -> str:
-        return f"${sum(one.cost for one in self.players):.2f} in {self.games} games"
+        return f"${self.cost:.2f} in {self.games} games"
 
     @property
     def counts(self) -> dict[str, Any]:

@@ -42,9 +42,8 @@ def a_day(run: RunPaths, size: int) -> int | None:
     return round(size / took * 86_400) if took >= 60 else None
 
 
-def of_run(run: RunPaths) -> str:
-    """Words on the size of a run and its growth."""
-    size = sum(part.size for part in parts(run.root))
+def of_run(run: RunPaths, size: int) -> str:
+    """Words on a run of ``size`` bytes and its growth."""
     day = a_day(run, size)
     growth = "" if day is None else f", {readable_size(day)} a day at its pace so far"
     return f"{run.root}: {readable_size(size)}{growth}"
@@ -54,4 +53,5 @@ def of_full_disk(run: RunPaths, others: Sequence[Path]) -> str:
     """Words on a disk that filled, and on what the run needs. others: what it writes elsewhere."""
     free = {folder: shutil.disk_usage(folder).free for folder in (run.root, *others)}
     full = min(free, key=free.__getitem__)
-    return f"{readable_size(free[full])} are free on the disk of {full} ({of_run(run)}); free some"
+    made = of_run(run, sum(part.size for part in parts(run.root)))
+    return f"{readable_size(free[full])} are free on the disk of {full} ({made}); free some"

@@ -207,10 +207,11 @@ def causes(signals: Iterable[Signal]) -> dict[str, list[str]]:
     still, found = [one for one in signals if one.until is None], dict[str, list[str]]()
     for cause in still:
         condition = condition_of(cause)
-        for one in still if condition is not None and condition.explains else ():
+        explained = () if condition is None else condition.explains
+        for one in still:
             # What begins later is no cause, and a policy's figures explain no other policy.
             before = cause.step <= one.step and cause.policy in ("", one.policy)
-            if before and condition is not None and one.condition in condition.explains:
+            if before and one.condition in explained:
                 found.setdefault(one.name, []).append(cause.name)
     return found
 

@@ -32,7 +32,14 @@ from typing import Any
 import psutil
 
 from rlforge.errors import CheckpointError
-from rlforge.system.files import readable_size, says_full_disk, sha256_of, sync, usual_modes
+from rlforge.system.files import (
+    files_below,
+    readable_size,
+    says_full_disk,
+    sha256_of,
+    sync,
+    usual_modes,
+)
 from rlforge.system.values import from_json, to_json
 from rlforge.types import value
 
@@ -350,11 +357,10 @@ def _describe(directory: Path) -> dict[str, FileEntry]:
         raise CheckpointError(f"{MANIFEST} is the manifest's own name; write another file")
     usual_modes(directory)
     files = {}
-    for file in sorted(directory.rglob("*")):
-        if file.is_file():
-            entry = FileEntry(size=file.stat().st_size, sha256=sha256_of(file))
-            files[file.relative_to(directory).as_posix()] = entry
-            sync(file)
+    for file in sorted(files_below(directory)):
+        entry = FileEntry(size=file.stat().st_size, sha256=sha256_of(file))
+        files[file.relative_to(directory).as_posix()] = entry
+        sync(file)
     return files
 
 

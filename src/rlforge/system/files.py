@@ -85,7 +85,8 @@ def new_folder(path: Path) -> Path:
 def files_below(folder: Path) -> list[Path]:
     """The files of a folder and its folders, without folders that vanish meanwhile."""
     # ``Path.rglob`` raises for these.
-    return [Path(here, name) for here, _, names in os.walk(folder) for name in names]
+    paths = (Path(here, name) for here, _, names in os.walk(folder) for name in names)
+    return [path for path in paths if path.is_file()]
 
 
 def usual_modes(folder: Path) -> None:

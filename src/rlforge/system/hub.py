@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlforge.errors import ConfigError, RlforgeError, first_line
+from rlforge.system.files import files_below
 from rlforge.system.folders import obstacle
 from rlforge.system.network import check_proxies, spare_loopback, through
 
@@ -132,7 +133,7 @@ def push_folder(
 def _copy(folder: Path, target: Path, kind: str) -> None:
     try:
         shutil.copytree(folder, target, dirs_exist_ok=True)
-        names = [str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()]
+        names = [str(path.relative_to(target)) for path in files_below(target)]
         old = [name for name in names if name.endswith(".parquet")]
         if kind == "model":
             old = [name for name in names if "/" not in name and _is_weight(name)]

@@ -115,7 +115,7 @@ class ModelTraders:
             players = self._spending.players
             figures = {
                 "requests": sum(one.requests for one in players),
-                "cost": sum(one.cost for one in players),
+                "cost": self._spending.cost,
             }
             self._context.actors.tracker.log_api.remote(players, figures)
         if (closed := self._spending.closed) is not None and not self._closed:

@@ -22,6 +22,7 @@ from rlforge.continuous.decisions.records import (
     Json,
     Metadata,
     Result,
+    grouped,
 )
 from rlforge.continuous.loop.answers import Ask, NotAskedError, confidence_of
 from rlforge.continuous.market.actions import CONFIDENCE, NO_OP
@@ -223,10 +224,9 @@ class Population:
 
     def _check_heard(self, answers: Sequence[Completion | EngineError]) -> None:
         """Raise RunError for a model without an answer; that of traders may be silent later on."""
-        of_model: dict[str, list[Completion | EngineError]] = {}
-        for model, answer in zip(self._asked.values(), answers, strict=True):
-            of_model.setdefault(model.name, []).append(answer)
-        for name, given in of_model.items():
+        asked = zip(self._asked.values(), answers, strict=True)
+        for name, of_model in grouped(asked, lambda one: one[0].name).items():
+            given = [answer for _, answer in of_model]
             # One agent may fail by a prompt that is too long; where all fail, later ticks would.
             if any(not isinstance(one, EngineError) or type(one) is NotAskedError for one in given):
                 self._heard.add(name)

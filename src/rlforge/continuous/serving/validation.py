@@ -29,7 +29,7 @@ from rlforge.models.files import ADAPTER_CONFIG, MODEL_CONFIG
 from rlforge.models.finite import check_finite
 from rlforge.models.fit import check_adapter_fits, check_lora, check_model_fits, kind_of_weights
 from rlforge.system.checkpoint import LATEST, MANIFEST, STATE, find_checkpoint, read_manifest
-from rlforge.system.files import sha256_of
+from rlforge.system.files import files_below, sha256_of
 from rlforge.types import Checkpoint, Completion, PolicyRef
 
 _NAMES = ("files", "fit", "finite", "loads", "format", "holdout", "conduct")
@@ -71,7 +71,7 @@ def fingerprint(path: Path) -> dict[str, str]:
         if (path / MANIFEST).is_file():
             found = {name: entry.sha256 for name, entry in read_manifest(path).files.items()}
         elif path.is_dir():
-            files = sorted(each for each in path.rglob("*") if each.is_file())
+            files = sorted(files_below(path))
             found = {each.relative_to(path).as_posix(): sha256_of(each) for each in files}
         else:
             raise DeploymentError(f"{path}: no such directory")

@@ -20,7 +20,7 @@ from rlforge.local.policies import find_policy
 from rlforge.models.load import local_copy
 from rlforge.rollout.lineup import check_plays, eval_envs, train_envs
 from rlforge.system.checkpoint import LATEST, MANIFEST, STATE, is_step_name
-from rlforge.system.files import sha256_of
+from rlforge.system.files import files_below, sha256_of
 from rlforge.system.hardware import versions
 from rlforge.types import EnvSpec, PolicyRef, value
 
@@ -199,7 +199,7 @@ def files_of(kind: str, source: str | None) -> list[FileHash]:
     if source is None or kind == "api" or not is_here(kind, source):
         return []
     if (root := _folder(kind, source)) is not None:
-        paths = sorted(path for path in root.rglob("*") if path.is_file())
+        paths = sorted(files_below(root))
         inner = [(path.relative_to(root), path) for path in paths]
         # The state to resume from, and the manifest with it, may change; no player reads them.
         kept = [(name, path) for name, path in inner if name.parts[0] not in (STATE, MANIFEST)]

@@ -36,7 +36,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rlforge.errors import CheckpointError, RunError
 from rlforge.models.files import cache_dir
 from rlforge.system.checkpoint import STATE, prune, receive_checkpoint
-from rlforge.system.files import atomic_path
+from rlforge.system.files import atomic_path, files_below
 from rlforge.system.output import Output
 from rlforge.types import PolicyRef, value
 
@@ -337,7 +337,7 @@ class NodeAgent:
 
 def _read(folder: Path, *, state: bool) -> Files:
     """Files of a folder; with ``state`` also what only a learner that resumes reads."""
-    paths = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    paths = sorted(files_below(folder))
     files = {file.relative_to(folder).as_posix(): file for file in paths}
     return {
         name: np.fromfile(file, dtype=np.uint8)

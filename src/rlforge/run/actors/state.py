@@ -168,7 +168,7 @@ class PoolActor(ModelPool):
         """Usage so far of each API player and of all, and why none may play any more."""
         figures = {
             "games": self._api.games,
-            "cost": sum(one.cost for one in self._api.players),
+            "cost": self._api.cost,
             "declined_games": self._api.declined,
         }
         return self._api.players, figures, self._api.closed
