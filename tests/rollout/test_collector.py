@@ -110,6 +110,25 @@ async def test_a_collection_that_was_cancelled_can_begin_again_in_all_its_slots(
     assert len({record.spec.game_id for record in ports.records}) == len(ports.records) == 40 - lost
 
 
+async def test_a_delivery_is_whole_although_the_collection_is_cancelled_meanwhile():
+    begun, arrives = asyncio.Event(), asyncio.Event()
+
+    class Slow(ListPorts):
+        async def deliver(self, records: Sequence[GameRecord]) -> None:
+            begun.set()
+            await arrives.wait()
+            await super().deliver(records)
+
+    ports = Slow([game(i) for i in range(4)])
+    training = asyncio.create_task(Collector(CollectorConfig(), ports, Table()).train())
+    await begun.wait()
+    training.cancel()
+    await asyncio.sleep(0)
+    arrives.set()
+    await asyncio.wait([training])
+    assert sorted(record.spec.game_id for record in ports.records) == ["g0", "g1", "g2", "g3"]
+
+
 async def test_failed_games_are_recorded_and_replaced():
     ports = ListPorts([game(i) for i in range(10)])
     await Collector(

@@ -88,6 +88,7 @@ class Collector:
         self._make_answer = make_answer
         self._eval_slots = asyncio.Semaphore(config.num_eval_workers)
         self._finished: list[GameRecord] = []
+        self._delivery: asyncio.Future[None] | None = None
         self._failures_in_a_row = 0
         self._slot_freed = asyncio.Event()
         self._under_way = 0
@@ -205,11 +206,13 @@ class Collector:
             await self._flush()
 
     async def _flush(self) -> None:
-        if not self._finished:
-            return
-        records, self._finished = self._finished, []
+        """Deliver what has finished, whole even if the caller is cancelled meanwhile."""
         assert self._ports is not None
-        await self._ports.deliver(records)
+        while self._finished or not (self._delivery is None or self._delivery.done()):
+            if self._delivery is None or self._delivery.done():
+                records, self._finished = self._finished, []
+                self._delivery = asyncio.ensure_future(self._ports.deliver(records))
+            await asyncio.shield(self._delivery)
 
 
 def learned_episodes(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import inspect
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
+import ray
 from tests.factories import checkpoint, game_record, game_spec, scripted, seat, turn
 
 from rlforge.buffer.batches import read_batch
@@ -21,6 +24,7 @@ from rlforge.record.results import ApiUsage
 from rlforge.rollout.collector import Collector, MakeAnswer
 from rlforge.rollout.episode import Answer
 from rlforge.run.actors import state
+from rlforge.run.actors.process import executed
 from rlforge.run.actors.state import BufferActor, PoolActor
 from rlforge.types import (
     Checkpoint,
@@ -147,6 +151,40 @@ async def test_a_call_of_a_dead_collector_takes_no_room_from_its_successor(tmp_p
     assert await waiting == {}
     assert await other == {"": 1}
     assert await buffer.reserve("collector-0", 10_000) == {"": room[""] - 1}
+
+
+async def test_a_game_counts_once_though_the_connection_breaks_after_its_delivery(tmp_path):
+    broken = ray.exceptions.ActorUnavailableError("connection reset by peer", None)
+    buffer = make_buffer(compose(["+experiment=tictactoe_mirror"]).config, tmp_path)
+    pool = make_pool(tmp_path)
+    [spec] = pool.next_games("collector-0", {"": 1})
+    record = game_record(spec, [turn(0), turn(0)])
+    usage = [ApiUsage(uid="openai:m", requests=3, cost=0.5)]
+
+    def breaking(method):
+        calls = 0
+
+        async def remote(*arguments):
+            nonlocal calls
+            calls += 1
+            if inspect.isawaitable(answer := method(*arguments)):
+                await answer
+            if calls == 1:
+                raise broken
+
+        return SimpleNamespace(remote=remote)
+
+    pushed, delivered = breaking(pool.push_outcomes), breaking(buffer.deliver)
+    for number in (1, 2):
+        sent = ("collector-0", number)
+        await asyncio.gather(
+            executed(pushed, [record], sent, usage),
+            executed(delivered, "collector-0", [record], sent),
+        )
+        assert (await buffer.figures())["buffer_size"] == number * len(spec.trained)
+        assert pool.api_usage()[0][0].requests == 3 * number
+    games = {entry.uid: entry.games for entry in pool.snapshot().entries}
+    assert games["step-0"] == 2
 
 
 async def test_all_calls_end_when_the_collection_is_over(tmp_path: Path) -> None:

@@ -26,3 +26,31 @@ class Bundle:
         if self._pickled is None:
             self._pickled = pickle.dumps(self.content, protocol=pickle.HIGHEST_PROTOCOL)
         return pickle.loads, (self._pickled,)
+
+
+Sent = tuple[str, int]
+"""Sender of a call and the call's number, which are the same when the call is made again."""
+
+
+class Received:
+    """The newest call of each sender.
+
+    A call whose connection broke may have been executed: the sender makes it again before its next
+    one, and the receiver executes it once.
+
+    Example:
+        >>> received = Received()
+        >>> [received.is_new(sent) for sent in (("collector-0", 1), ("collector-0", 1), None)]
+        [True, False, True]
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[str, int] = {}
+
+    def is_new(self, sent: Sent | None) -> bool:
+        """Whether a call is to be executed; one without sender always is."""
+        if sent is None:
+            return True
+        sender, number = sent
+        before, self._newest[sender] = self._newest.get(sender), number
+        return before != number

@@ -22,7 +22,7 @@ from rlforge.run.actors.bundle import Bundle
 from rlforge.run.actors.engine_client import RemoteEngine
 from rlforge.run.actors.folder import RunFolder
 from rlforge.run.actors.host import find_actor
-from rlforge.run.actors.process import begin
+from rlforge.run.actors.process import begin, executed
 from rlforge.system.garbage import freeze_gc
 from rlforge.system.timeouts import Clock
 from rlforge.types import GameRecord, GameSpec, PolicyRef
@@ -41,7 +41,8 @@ class CollectorActor:
         engines = [find_actor(f"engine-{i}") for i in range(config.engine.num_engines)]
         clock = self._clock = Clock()
         # A restarted collector must not read the answers meant for its predecessor.
-        client = f"{name}-{os.getpid()}-{time.monotonic_ns()}"
+        client = self._client = f"{name}-{os.getpid()}-{time.monotonic_ns()}"
+        self._deliveries = 0
         self._engine = RemoteEngine(
             engines,
             client,
@@ -134,11 +135,16 @@ class CollectorActor:
     async def deliver(self, records: Sequence[GameRecord]) -> None:
         games = Bundle(records)
         outlines = Bundle([_outline(record) for record in records])
-        self._pool.push_outcomes.remote(outlines)
-        self._report_api_usage()
-        # The tracker comes first: the buffer's state, and batches, refer to its games.
-        await self._tracker.add_games.remote(games if self._saves else outlines)
-        await self._buffer.deliver.remote(self._name, games)
+        self._deliveries += 1
+        sent = (self._client, self._deliveries)
+        usage = self._answers.take_api_usage()
+        # The tracker comes before the buffer, whose state, and batches, refer to its games. A game
+        # of which the pool did not hear would be played again.
+        await asyncio.gather(
+            executed(self._pool.push_outcomes, outlines, sent, usage),
+            executed(self._tracker.add_games, games if self._saves else outlines, sent),
+        )
+        await executed(self._buffer.deliver, self._name, games, sent)
 
 
 def _outline(record: GameRecord) -> GameRecord:

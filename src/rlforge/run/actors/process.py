@@ -135,6 +135,20 @@ def turn_file(run_dir: str | Path) -> Path:
     return Path(run_dir) / "learning"
 
 
+async def executed(method: Any, *arguments: object) -> Any:
+    """Call a method of an actor that is not restarted; again where the connection breaks.
+
+    A call that was executed may be made again: the receiver needs a ``Received``. Raises Ray's
+    exception when the actor has died.
+    """
+    while True:
+        try:
+            return await method.remote(*arguments)
+        except ray.exceptions.ActorUnavailableError as error:
+            log.warning("a call is made again: %s", error)
+            await asyncio.sleep(1.0)
+
+
 async def restarted(actor: Any, name: str, *, elastic: bool = False) -> None:
     """Wait until an absent ``actor`` is there; ``elastic`` ones wait for a node without a limit.
 

@@ -34,6 +34,7 @@ from rlforge.rollout.collector import learned_episodes
 from rlforge.rollout.expected import buffer_settings
 from rlforge.rollout.lineup import fixed_opponents, train_envs
 from rlforge.rollout.schedule import GameScheduler, GamesUnderWay
+from rlforge.run.actors.bundle import Received, Sent
 from rlforge.run.actors.process import begin
 from rlforge.samples import TrainBatch
 from rlforge.system.checkpoint import is_step_name
@@ -55,9 +56,12 @@ class TrackerActor(Tracker):
             Path(run_dir), config.tracker, name, total, judge=judge, about=about(config)
         )
         self._saves = config.games is not None and config.games.collector.save_games
+        self._received = Received()
         freeze_gc()
 
-    def add_games(self, records: Sequence[GameRecord]) -> None:
+    def add_games(self, records: Sequence[GameRecord], sent: Sent | None = None) -> None:
+        if not self._received.is_new(sent):
+            return
         if self._saves:
             self._writer.add(records)
         super().add_games(records)
@@ -127,6 +131,7 @@ class PoolActor(ModelPool):
             for name in names
         }
         self._under_way = GamesUnderWay(part)
+        self._received = Received()
         freeze_gc()
 
     def publish(self, checkpoint: Checkpoint) -> PoolSnapshot:
@@ -173,7 +178,17 @@ class PoolActor(ModelPool):
         }
         return self._api.players, figures, self._api.closed
 
-    def push_outcomes(self, records: Sequence[GameRecord]) -> None:
+    def push_outcomes(
+        self,
+        records: Sequence[GameRecord],
+        sent: Sent | None = None,
+        usage: Sequence[ApiUsage] = (),
+    ) -> None:
+        """Take the outcomes of games; ``usage`` as in ``spend``."""
+        if not self._received.is_new(sent):
+            return
+        if usage:
+            self.spend(usage)
         for record in records:
             self._under_way.end(record)
             self.push_outcome(record)
@@ -297,6 +312,7 @@ class BufferActor:
     def __init__(self, config: RunConfig, run_dir: str) -> None:
         begin("buffer", run_dir)
         self._samples = {name: _Samples(config, name) for name in policy_names(config)}
+        self._received = Received()
         self._turns = turns(config)
         #: Number of the update that is drawn next.
         self._update = 1
@@ -353,8 +369,12 @@ class BufferActor:
                 samples.release_all(collector)
             self._changed.notify_all()
 
-    async def deliver(self, collector: str, records: Sequence[GameRecord]) -> None:
+    async def deliver(
+        self, collector: str, records: Sequence[GameRecord], sent: Sent | None = None
+    ) -> None:
         """Shape and add games; release the places of those that ended."""
+        if not self._received.is_new(sent):
+            return
         games: dict[str, list[GameRecord]] = {}
         for record in records:
             games.setdefault(record.spec.learner, []).append(record)
