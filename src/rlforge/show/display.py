@@ -347,7 +347,7 @@ def monitor_jobs(
     """
     console = console or Console()
     drawable = console.is_terminal and not console.is_dumb_terminal and not once
-    told: dict[str, object] = {}
+    shown: dict[str, object] = {}
     with (
         contextlib.suppress(KeyboardInterrupt),
         Live(console=console, auto_refresh=False) if drawable else contextlib.nullcontext() as live,
@@ -363,8 +363,8 @@ def monitor_jobs(
                 console.print(frame)
             else:
                 for run in found.runs:
-                    if told.get(run.name) != (run.status, run.results):
-                        told[run.name] = run.status, run.results
+                    if shown.get(run.name) != (run.status, run.results):
+                        shown[run.name] = run.status, run.results
                         _print(console, line_of(run))
             if ended:
                 break

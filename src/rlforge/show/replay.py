@@ -192,8 +192,8 @@ def _ending(record: GameRecord) -> Iterator[Text]:
     if record.error is None:
         seats, env = record.spec.seats, record.spec.env
         won = [one for one in seats if env.outcome(record.rewards, one.player_id) == "win"]
-        nobody = "a draw" if len(seats) > 1 else "not won"
-        winner = f"player {won[0].player_id} ({won[0].policy.uid}) wins" if won else nobody
+        undecided = "a draw" if len(seats) > 1 else "not won"
+        winner = f"player {won[0].player_id} ({won[0].policy.uid}) wins" if won else undecided
         yield Text(winner, style="bold")
     result = record.error or _rewards(record.rewards.values())
     yield Text(f"{record.ending}: {result}", style="bold")

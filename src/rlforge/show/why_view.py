@@ -76,8 +76,8 @@ def _table(name: str, curves: Sequence[Curve]) -> RenderableType:
         low, width = (0.0, 1.0) if curve.shares else (curve.least, curve.most - curve.least)
         shares = [None if y is None else (y - low) / width if width else 0.0 for y in curve.points]
         figures = (curve.first, curve.last, curve.least, curve.most)
-        told = (percent(x) if curve.shares else number(x, 3) for x in figures)
-        table.add_row(curve.name, sparkline(shares), *told)
+        texts = (percent(x) if curve.shares else number(x, 3) for x in figures)
+        table.add_row(curve.name, sparkline(shares), *texts)
     return table
 
 
