@@ -1,5 +1,6 @@
 """The tracker of continuous training: files, resuming, and the line of a window."""
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -159,8 +160,12 @@ def test_the_plain_display_prints_each_window_once_and_counts_them_at_the_end():
     printed = console.export_text().splitlines()
     shown = [line.partition(" 2024")[0] for line in printed]
     assert shown == ["test: window 1/3", "test: window 2/3"]
-    tracker = make_tracker()
+
+
+@pytest.mark.parametrize(("total", "reached"), [(3, "2/3"), (0, "2")])
+def test_an_interrupted_run_says_how_far_it_came(total, reached):
+    tracker, console = make_tracker(), Console(record=True, width=200)
     tracker.close({"status": "interrupted"})
     with Display("test", "plain", console) as display:
-        display.show(tracker.progress())
-    assert console.export_text().endswith("interrupted at window 0/3\n")
+        display.show(dataclasses.replace(tracker.progress(), update=2, total_updates=total))
+    assert console.export_text().endswith(f"interrupted at window {reached}\n")

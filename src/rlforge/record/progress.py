@@ -232,6 +232,11 @@ class Progress:
     traders: tuple[TraderRow, ...] = ()
     activity: str = ""
 
+    @property
+    def reached(self) -> str:
+        """``UPDATE/TOTAL``; ``UPDATE`` in a run without end."""
+        return f"{self.update}/{self.total_updates}" if self.total_updates else str(self.update)
+
 
 class Pace:
     """Rates of rising counters and the time between updates; ``now`` is run time.

@@ -156,7 +156,7 @@ class Display:
         lines = []
         if p.unit == "update" and p.update > self._update:
             if not (self._update or p.learner or ended):
-                lines.append(f"resumed at update {p.update}/{p.total_updates}")
+                lines.append(f"resumed at update {p.reached}")
                 # Evaluations up to here were printed before the run was stopped.
                 self._update = p.update
                 self._evals = {key: step for key, (step, _) in evals.items()}
@@ -179,7 +179,7 @@ class Display:
         if ended and not self._ended:
             self._ended = True
             games = f", {counted(p.games, 'game')}" if p.unit == "update" and _plays(p) else ""
-            at = f" at {p.unit} {p.update}/{p.total_updates}{games}"
+            at = f" at {p.unit} {p.reached}{games}"
             lines.append(f"{p.status}{at if p.total_updates or p.update else ''}")
         return [f"[{duration(p.elapsed_s)}] {line}" for line in lines]
 
@@ -259,7 +259,7 @@ def update_line(p: Progress) -> str:
     left = p.eta_s is not None and p.status == "running"
     parts += [f"failed {p.failed_games}"] if p.failed_games else []
     parts += [f"ETA {duration(p.eta_s)}"] if left else []
-    return "  ".join([f"update {p.update}/{p.total_updates}", *parts])
+    return "  ".join([f"update {p.reached}", *parts])
 
 
 def _plays(p: Progress) -> bool:

@@ -81,7 +81,7 @@ def _head(p: Progress, now: float | None) -> Panel:
         share = p.update / p.total_updates
         left = f"  ETA {duration(p.eta_s)}" if p.status == "running" else ""
         done = ProgressBar(total=p.total_updates, completed=p.update)
-        bar.add_row(f"{p.unit}s", done, f"{p.update}/{p.total_updates}  {percent(share)}{left}")
+        bar.add_row(f"{p.unit}s", done, f"{p.reached}  {percent(share)}{left}")
     elif p.unit == "window":  # continuous training without an end
         bar.add_row("windows", str(p.update), "")
     if p.unit == "window":
