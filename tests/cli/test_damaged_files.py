@@ -318,6 +318,7 @@ def test_other_json_in_a_database_is_a_line_or_a_row_that_names_the_file(market)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("damaging", [damages, retyped, all_retyped])
 @pytest.mark.parametrize("kind", _QUICK)
 def test_every_command_names_every_file_however_it_is_damaged(request, kind, damaging):

@@ -208,11 +208,13 @@ class Collector:
     async def _flush(self) -> None:
         """Deliver what has finished, whole even if the caller is cancelled meanwhile."""
         assert self._ports is not None
-        while self._finished or not (self._delivery is None or self._delivery.done()):
-            if self._delivery is None or self._delivery.done():
-                records, self._finished = self._finished, []
-                self._delivery = asyncio.ensure_future(self._ports.deliver(records))
+        if self._delivery is not None:
+            await self._delivery
+        if self._finished:
+            records, self._finished = self._finished, []
+            self._delivery = asyncio.ensure_future(self._ports.deliver(records))
             await asyncio.shield(self._delivery)
+            self._delivery = None
 
 
 def learned_episodes(
