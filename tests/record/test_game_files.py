@@ -1,5 +1,8 @@
 """Games on disk: written in chunks, read back equal, listed by index."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 from tests.factories import equal_turns
 from tests.harness.records import write_games
@@ -50,6 +53,18 @@ def test_writers_do_not_collide_and_numbering_continues(tmp_path):
     parts = ("0-000001", "0-000002", "1-000001")
     assert names == [f"collector-{part}.parquet" for part in parts]
     assert [game.spec.game_id for game in read_games(tmp_path)] == ["a", "b", "c"]
+
+
+def test_copies_that_a_person_has_put_there_are_left_out_and_kept(tmp_path):
+    writer = GameWriter(tmp_path)
+    writer.add([equal_turns("a")])
+    writer.flush()
+    copy = shutil.copy(
+        tmp_path / "games/games-000001.parquet", tmp_path / "games/games-1 (copy).parquet"
+    )
+    assert [game.spec.game_id for game in read_games(tmp_path)] == ["a"]
+    GameWriter(tmp_path).rewind(0)
+    assert list((tmp_path / "games").iterdir()) == [Path(copy)]
 
 
 def test_games_are_found_by_id_and_by_purpose(tmp_path):

@@ -47,7 +47,8 @@ def test_jobs_stand_in_the_order_of_their_numbers(tmp_path):
         create_run(tmp_path / str(number)).config.write_text("seed: 0\n")
     (tmp_path / "11").mkdir()
     (tmp_path / "11" / FAILED).write_text("no such model\n")
-    assert [path.name for path in members(tmp_path)] == ["0", "9", "10", "11"]
+    create_run(tmp_path / "②").config.write_text("seed: 0\n")  # a digit, and no number to Python
+    assert [path.name for path in members(tmp_path)] == ["0", "9", "10", "11", "②"]
 
 
 def test_the_overrides_of_jobs_that_have_not_begun_are_known(tmp_path):

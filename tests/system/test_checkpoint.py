@@ -198,6 +198,13 @@ def test_a_checkpoint_is_found_by_its_name_or_as_the_newest(tmp_path):
     newest, other = (checkpoint.find_checkpoint(tmp_path, name) for name in ("latest", "step-9"))
     assert checkpoint.checkpoint_version(newest) == 10
     assert checkpoint.checkpoint_version(other, verify=True) == 9
+    for meta in ({}, {"version": None}):
+        path = write_checkpoint(tmp_path, "odd", fill(w=b"x"), meta)
+        with pytest.raises(
+            CheckpointError, match=r"manifest.json is damaged: meta.version is None"
+        ):
+            checkpoint.checkpoint_version(path)
+        shutil.rmtree(path)
     with pytest.raises(CheckpointError, match=r"; the newest are step-10, step-9, step-8$"):
         checkpoint.find_checkpoint(tmp_path, "step-6")
 

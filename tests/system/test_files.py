@@ -23,6 +23,7 @@ from rlforge.system.files import (
     reading,
     says_full_disk,
     unreadable,
+    write_out,
 )
 
 
@@ -34,6 +35,21 @@ def test_a_file_is_replaced_by_text_or_bytes(tmp_path, durable):
     atomic_write(path, b"\x00\xff", durable=durable)
     assert path.read_bytes() == b"\x00\xff"
     assert os.listdir(tmp_path) == ["summary.json"]
+
+
+def test_a_file_that_a_user_names_may_be_a_link_a_pipe_or_as_long_as_names_may_be(tmp_path):
+    (tmp_path / "real").touch()
+    (tmp_path / "link").symlink_to("real")
+    write_out(tmp_path / "link", "é\udcff")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_bytes() == "é?".encode()
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as pool:
+        heard = pool.submit((tmp_path / "pipe").read_text)
+        write_out(tmp_path / "pipe", "all")
+        assert heard.result(10) == "all"
+    write_out(tmp_path / ("x" * 255), "all")
+    assert (tmp_path / ("x" * 255)).read_text() == "all"
 
 
 def test_the_file_has_the_mode_of_any_new_file(tmp_path):

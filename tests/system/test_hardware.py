@@ -35,7 +35,9 @@ def test_an_address_where_nothing_answers_is_refused_and_others_are_left_to_ray(
     with pytest.raises(ConfigError, match=f"ray_address=127.0.0.1:{port}: no Ray cluster answers"):
         hardware.check_cluster(f"127.0.0.1:{port}")
     hardware.check_cluster("auto")
-    for wrong in ("nowhere:abc", "head", "ray://head"):
+    with pytest.raises(ConfigError, match=r"ray_address=a\.\.b:6379: no Ray cluster answers"):
+        hardware.check_cluster("a..b:6379")
+    for wrong in ("nowhere:abc", "head", "ray://head", "127.0.0.1:²", "127.0.0.1:99999"):
         with pytest.raises(ConfigError, match=f"ray_address={wrong} is no address of a cluster"):
             hardware.check_cluster(wrong)
 

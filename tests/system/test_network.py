@@ -60,6 +60,7 @@ def test_the_variable_of_an_address_is_named(variables, url, shown, monkeypatch)
         ("all_proxy", "socks://proxy:1", "all_proxy=socks://proxy:1: socks:// is none of http, "),
         ("all_proxy", "http://me:p://@x:1", r"all_proxy=http://\*\*\*@x:1: not the address"),
         ("ALL_PROXY", "a:b:c@x:y", r"ALL_PROXY=\*\*\*@x:y: not the address"),
+        ("HTTP_PROXY", "http://proxy..corp:1", r"HTTP_PROXY=http://proxy..corp:1: not the address"),
     ],
 )
 def test_a_variable_that_names_no_proxy_is_refused(name, value, problem, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from rlforge.errors import ConfigError, RlforgeError
+from rlforge.system.files import write_out
 from rlforge.system.values import json_ready
 
 RUNS = Path("runs")
@@ -119,8 +121,13 @@ Checkpoint = Annotated[
 
 def _writable(file: Path | None) -> Path | None:
     # Before the work whose result it takes, not after.
-    if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
+    if file is None:
+        return file
+    folder = file.absolute().parent
+    if file.is_dir() or not folder.is_dir():
         raise ConfigError(f"--json {file}: give the name of a file in an existing folder")
+    if not os.access(file if file.exists() else folder, os.W_OK):
+        raise ConfigError(f"--json {file}: Permission denied")
     return file
 
 
@@ -135,7 +142,7 @@ JsonFile = Annotated[
 def write_result(file: Path | None, result: Any) -> None:
     """Write ``result`` as JSON, if a file is given."""
     if file is not None:
-        file.write_text(json.dumps(json_ready(result), indent=2) + "\n", encoding="utf-8")
+        write_out(file, json.dumps(json_ready(result), indent=2) + "\n")
 
 
 OPPONENTS = (

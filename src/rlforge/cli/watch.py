@@ -20,6 +20,7 @@ from rlforge.cli.arguments import (
 )
 from rlforge.cli.games import must_have_games
 from rlforge.errors import ConfigError
+from rlforge.system.files import write_out
 
 
 def _run_or_folder(path: Path) -> Path:
@@ -150,7 +151,7 @@ def compare(
         raise ConfigError(f"{found[0]} is one run; name two or more, or a folder that holds them")
     comparison = compared(found)
     if output is not None:
-        output.write_text(writers[output.suffix](comparison), encoding="utf-8")
+        write_out(output, writers[output.suffix](comparison))
     write_result(json_file, comparison)
     show(comparison, Console())
 

@@ -374,7 +374,7 @@ def _holds(path: Path, keys: Sequence[str]) -> bool:
     # Unresolved, because a file may refer to keys of another.
     node: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     for key in keys:
-        if isinstance(node, list) and key.isdigit():
+        if isinstance(node, list) and key.isdecimal():
             node = node[int(key)] if int(key) < len(node) else None
         elif isinstance(node, dict) and key in (named := {str(name): name for name in node}):
             node = node[named[key]]

@@ -154,6 +154,8 @@ def alike(key: str, known: Sequence[str]) -> str:
     last = {one: one.rpartition(".")[2] for one in known}
     found = [one for one, name in last.items() if name == key]
     elsewhere, other = counterparts(key), in_place_of(key.rpartition(".")[2])
+    # A class in place of a word such as ``type`` would answer another question.
+    other = other if other in all_keys() or "." not in key else None
     # Short forms are common, as ``vf`` for ``value_function``.
     initials = {one: "".join(word[:1] for word in name.split("_")) for one, name in last.items()}
     found = found or elsewhere or [one for one in last if initials[one] == key]

@@ -315,7 +315,11 @@ Example:
 Text = Annotated[str, Rule(str.strip, "not be empty")]
 Url = Annotated[str, ADDRESS]
 # ``.`` and ``..`` would put runs into the folder itself, or the one above.
-FolderName = Annotated[str, pattern(r"(?!\.{1,2}$)[^\s/\\][^/\\]*", "be the name of a folder")]
+# What cannot be printed makes lines of a terminal, or text that is no UTF-8.
+FolderName = Annotated[
+    str,
+    pattern(r"(?!\.{1,2}$)(?!\s)[^/\\\x00-\x1f\x7f-\x9f\ud800-\udfff]+", "be the name of a folder"),
+]
 
 
 def hints(cls: type) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ import faulthandler
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -158,6 +159,18 @@ def open_run(run_dir: Path | str) -> RunPaths:
         f"{run_dir} is not a run directory: it has no config.yaml, progress.json, summary.json "
         f"or metrics.jsonl{_suggest_runs(paths.root)}"
     )
+
+
+def numbered(files: Iterable[Path]) -> list[tuple[int, Path]]:
+    """The files whose names are NAME-NUMBER, with the number, lowest first; copies are left out.
+
+    Example:
+        >>> names = ("games-000002.parquet", "games-000001 (copy).parquet", "games-000001.parquet")
+        >>> [(number, path.name) for number, path in numbered(map(Path, names))]
+        [(1, 'games-000001.parquet'), (2, 'games-000002.parquet')]
+    """
+    named = ((re.fullmatch(r"[\w-]+-([0-9]+)", path.stem), path) for path in files)
+    return sorted((int(name[1]), path) for name, path in named if name)
 
 
 def short(path: Path) -> Path:

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rlforge.record.files import RunPaths
+from rlforge.record.files import RunPaths, numbered
 from rlforge.system.files import atomic_path, reading
 from rlforge.system.values import Codec
 from rlforge.types import EndReason, GameRecord, GameSpec, Purpose, value
@@ -55,7 +55,7 @@ class GameWriter:
         self._rows: list[dict[str, Any]] = []
         self._oldest = 0.0
         # A resumed run goes on behind its files: none is overwritten.
-        taken = [_chunk_number(path) for path in self._folder.glob(f"{name}-*.parquet")]
+        taken = (number for number, _ in numbered(self._folder.glob(f"{name}-*.parquet")))
         self._next = max(taken, default=0) + 1
 
     def add(self, records: Iterable[GameRecord]) -> None:
@@ -100,8 +100,8 @@ class GameWriter:
 
     def rewind(self, number: int) -> None:
         """Delete the files after ``number``, and what is gathered."""
-        for path in self._folder.glob(f"{self._name}-*.parquet"):
-            if _chunk_number(path) > number:
+        for made, path in numbered(self._folder.glob(f"{self._name}-*.parquet")):
+            if made > number:
                 path.unlink()
         self._rows, self._next = [], number + 1
 
@@ -109,13 +109,9 @@ class GameWriter:
         self.flush()
 
 
-def _chunk_number(path: Path) -> int:
-    return int(path.stem.rpartition("-")[2])
-
-
 def _chunks(run_dir: Path | str) -> list[Path]:
     folder = RunPaths(root=Path(run_dir)).games
-    return sorted(folder.glob("*-*.parquet"), key=lambda path: (_chunk_number(path), path.name))
+    return [path for _, path in numbered(folder.glob("*-*.parquet"))]
 
 
 def _rows_of(

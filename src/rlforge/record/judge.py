@@ -210,7 +210,7 @@ def _check(found: object, config: GamesConfig) -> None:
 def _has(node: Any, key: str) -> bool:
     """Whether a part of a configuration has a dotted key; names in mappings are the user's."""
     head, _, rest = key.partition(".")
-    if isinstance(node, list) and head.isdigit() and int(head) < len(node):
+    if isinstance(node, list) and head.isdecimal() and int(head) < len(node):
         return not rest or _has(node[int(head)], rest)
     if is_dataclass(node) and hasattr(node, head):
         return not rest or _has(getattr(node, head), rest)

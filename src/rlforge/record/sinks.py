@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import yaml
 
 from rlforge.config.plugins import SINKS
-from rlforge.config.rules import Text
+from rlforge.config.rules import Text, is_address
 from rlforge.config.schema import TrackerConfig
 from rlforge.config.stacks import build_stack
 from rlforge.errors import ConfigError, first_line
@@ -185,11 +185,13 @@ class WandbSink:
         import httpx
 
         server = os.environ.get("WANDB_BASE_URL") or _wandb().Settings().base_url
+        if not is_address(server):
+            raise ConfigError(f"WANDB_BASE_URL={server}: must be an http:// or https:// address")
         spare_loopback(server)
         check_proxies()
         try:  # wandb itself would try for 90 seconds
             httpx.head(server, timeout=_WANDB_TIMEOUT_S)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ConfigError(
                 f"tracker.wandb_mode: {server} does not answer{through(server)}: "
                 f"{first_line(error)}; mend this, or take tracker.wandb_mode=offline"

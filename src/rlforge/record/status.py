@@ -15,6 +15,11 @@ from rlforge.record.files import RunPaths, read_json, read_jsonl, write_json
 from rlforge.system.locks import RunLock
 
 
+def is_of_start(summary: Mapping[str, Any]) -> bool:
+    """Whether a run's summary is of its start, or an earlier part: progress.json is newer."""
+    return summary.get("status") in ("running", "killed")
+
+
 def read_summary(run: RunPaths) -> dict[str, Any]:
     """``summary.json`` with its status as it stands, or empty; RlforgeError if damaged."""
     return _as_it_stands(run, run.summary)

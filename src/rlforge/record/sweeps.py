@@ -127,7 +127,7 @@ def waiting(folder: Path) -> dict[Path, list[str]]:
 def job_of(run_dir: Path, overrides: Sequence[str] = ()) -> Job | None:
     """The job of a run directory, or None. overrides: all of it, before command.txt has them."""
     sweep = read_sweep(run_dir.absolute().parent)
-    if not sweep or not run_dir.name.isdigit():
+    if not sweep or not run_dir.name.isdecimal():
         return None
     number, jobs = int(run_dir.name), sweep["jobs"]
     if jobs is not None and number < len(jobs):
@@ -162,4 +162,4 @@ def all_jobs(folder: Path) -> list[Path]:
 def _by_name(path: Path) -> list[tuple[bool, int, str]]:
     # Numbers in names of folders are sorted as numbers.
     parts = path.parts
-    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
+    return [(not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]

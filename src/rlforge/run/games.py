@@ -138,13 +138,14 @@ class Games(RunKind[RunConfig]):
         self, config: RunConfig, run_dir: Path, update: int | None
     ) -> tuple[int, Sequence[Any]]:
         from rlforge.buffer.batches import read_samples
+        from rlforge.record.files import numbered
         from rlforge.show.batches import among
 
         # Of a batch in both formats the file that comes last here is read: Parquet, the faster one.
         files = {
-            int(path.stem.removeprefix("batch-")): path
+            number: path
             for suffix in ("csv", "parquet")
-            for path in (run_dir / "batches").glob(f"batch-*.{suffix}")
+            for number, path in numbered((run_dir / "batches").glob(f"batch-*.{suffix}"))
         }
         if not files and not config.buffer.save_batches:
             raise ConfigError(f"{run_dir} keeps no batches (buffer.save_batches=false)")

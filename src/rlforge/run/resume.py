@@ -14,7 +14,7 @@ from rlforge.config.schema import PolicyConfig
 from rlforge.errors import RunError, counted
 from rlforge.kinds import kind_of
 from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, VALUE_HEAD
-from rlforge.record.files import RunPaths, read_json
+from rlforge.record.files import RunPaths, numbered, read_json
 from rlforge.record.status import is_done
 from rlforge.system.checkpoint import (
     checkpoint_version,
@@ -101,8 +101,8 @@ def rewind(run_dir: Path, version: int) -> None:
         if checkpoint_version(path) > max(version, 0):
             log.info("dropping %s, made after the state that is resumed", path.name)
             shutil.rmtree(path)
-    for path in (run_dir / "batches").glob("batch-*.*"):
-        if int(path.stem.removeprefix("batch-")) > version:
+    for number, path in numbered((run_dir / "batches").glob("batch-*.*")):
+        if number > version:
             path.unlink()
 
 

@@ -16,7 +16,7 @@ from rlforge.errors import RlforgeError
 from rlforge.record.files import RunPaths, open_run, read_jsonl, values_in
 from rlforge.record.results import read_evals
 from rlforge.record.signals import Signal, ranked
-from rlforge.record.status import read_progress, read_summary
+from rlforge.record.status import is_of_start, read_progress, read_summary
 from rlforge.record.sweeps import FAILED, job_of, members
 from rlforge.show.formatting import duration, number, percent
 from rlforge.system.files import reading
@@ -214,7 +214,7 @@ def _read(path: Path) -> _Files:
     try:
         config, evals = _settings(path), read_evals(run)
         summary, progress = read_summary(run), read_progress(run)
-        file, newest = (run.progress, progress) if _goes_on(summary) else (run.summary, summary)
+        file, newest = (run.progress, progress) if is_of_start(summary) else (run.summary, summary)
         signals = values_in(Signal, newest.get("signals", ()), file)
         return _Files(path, config, evals, summary, progress, signals)
     except (RlforgeError, OSError) as error:
@@ -223,11 +223,6 @@ def _read(path: Path) -> _Files:
         if isinstance(error, OSError):
             why = f"{error.filename}: {error.strerror}"
         return _Files(path, {}, (), {"status": "damaged"}, {}, problem=why)
-
-
-def _goes_on(summary: Mapping[str, Any]) -> bool:
-    """Whether ``summary.json`` is of an earlier part, so that progress.json is newer."""
-    return summary.get("status") in ("running", "killed")
 
 
 def _settings(path: Path) -> dict[str, str]:
@@ -290,9 +285,10 @@ def _run(own: _Files, folder: str, settings: Mapping[str, str], several: bool) -
     status = str(summary.get("status", "failed" if (path / FAILED).is_file() else "not started"))
     unit = "windows" if "windows" in summary or run.windows.is_file() else "updates"
     done, total = summary.get(unit, 0), summary.get(f"total_{unit}")
-    if _goes_on(summary):
+    wall_s = summary.get("wall_time_s")
+    if is_of_start(summary):
         done, total = progress.get("update", 0), progress.get("total_updates") or total
-    running = status == "running"
+        wall_s = progress.get("elapsed_s")
     return ComparedRun(
         name=os.path.relpath(path, folder),
         path=str(path),
@@ -300,8 +296,8 @@ def _run(own: _Files, folder: str, settings: Mapping[str, str], several: bool) -
         done=f"{done} {unit}" if total is None else f"{done}/{total} {unit}",
         settings=settings,
         results={} if own.problem else _results(run, own.evals, several),
-        wall_s=progress.get("elapsed_s") if running else summary.get("wall_time_s"),
-        eta_s=progress.get("eta_s") if running else None,
+        wall_s=wall_s,
+        eta_s=progress.get("eta_s") if status == "running" else None,
         signals=tuple(one.name for one in ranked(own.signals) if one.until is None),
         objective=summary.get("objective"),
     )

@@ -22,7 +22,7 @@ from rlforge.record.game_files import GameIndex, index_games, read_games
 from rlforge.rollout.episode import replayed
 from rlforge.show.panels import Listing
 from rlforge.show.report.games import marks
-from rlforge.system.files import atomic_write
+from rlforge.system.files import write_out
 from rlforge.types import EnvSpec, GameRecord, GameSpec, Turn
 
 MOST_LISTED = 20
@@ -342,7 +342,7 @@ def write_svg(record: GameRecord, file: Path) -> None:
         f'<style>{style}</style><rect width="100%" height="100%" fill="#292929"/>'
         f'<g transform="translate(10 10)">{frames}</g></svg>\n'
     )
-    atomic_write(file, picture.encode())
+    write_out(file, picture)
 
 
 def _console() -> Console:

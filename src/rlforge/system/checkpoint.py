@@ -227,7 +227,12 @@ def read_manifest(path: Path, *, verify: bool = True) -> Manifest:
 
 def checkpoint_version(path: Path, *, verify: bool = False) -> int:
     """The number of updates that the manifest states; verify: as for ``read_manifest``."""
-    return int(read_manifest(path, verify=verify).meta["version"])
+    version = read_manifest(path, verify=verify).meta.get("version")
+    if not isinstance(version, int):
+        raise CheckpointError(
+            f"{path / MANIFEST} is damaged: meta.version is {version!r}, and no number{_OLDER}"
+        )
+    return version
 
 
 def list_checkpoints(root: Path) -> list[Path]:

@@ -47,7 +47,8 @@ def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
     files of a directory are the block's to sync.
     """
     # Each writer has a path of its own, else two writers of one file would mix their content.
-    work = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    name = path.name if len(os.fsencode(path.name)) < 240 else ""  # file systems take 255 bytes
+    work = path.with_name(f".{name}.{secrets.token_hex(4)}.tmp")
     try:
         yield work
         if work.is_dir():
@@ -69,6 +70,17 @@ def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
             # An error of the clean-up must not hide that of the block.
             with contextlib.suppress(OSError):
                 work.unlink()
+
+
+def write_out(path: Path, text: str) -> None:
+    """Write ``text`` to a file that a user names, which may be a link, a pipe or a device."""
+    # A surrogate, as in an answer of a model or in the name of a folder, has no UTF-8.
+    content = text.encode(errors="replace")
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        with path.open("wb") as file:  # in its place there would be a plain file
+            file.write(content)
+    else:
+        atomic_write(path, content)
 
 
 def new_folder(path: Path) -> Path:

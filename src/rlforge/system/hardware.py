@@ -213,7 +213,7 @@ def check_cluster(address: str) -> None:
     """Raise ConfigError where nothing answers at ``address`` (HOST:PORT, or ray://HOST:PORT)."""
     scheme, _, place = address.rpartition("://")
     host, _, port = place.rpartition(":")
-    if not port.isdigit():
+    if not port.isdecimal() or int(port) > 65_535:
         if address == "auto" or scheme not in ("", "ray"):
             # Ray itself resolves these, so they cannot be judged here.
             return
@@ -224,7 +224,7 @@ def check_cluster(address: str) -> None:
     try:
         # Ray itself would try for minutes.
         socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # of a name with an empty part, which no host has
         raise ConfigError(
             f"hardware.ray_address={address}: no Ray cluster answers there ({error}); start one "
             "with `ray start --head`, or correct the address"

@@ -125,7 +125,8 @@ def silent_proxies() -> list[str]:
 def _problem(value: str) -> str | None:
     try:
         parts = urlsplit(value if "://" in value else f"http://{value}")
-        whole = bool(parts.hostname) and (parts.port or 1) > 0
+        host = (parts.hostname or "").encode("idna")  # an error is a ValueError, too
+        whole = bool(host) and (parts.port or 1) > 0
     except ValueError:
         whole = False
     if not whole:

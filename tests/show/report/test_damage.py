@@ -60,7 +60,9 @@ def test_failed_and_killed_runs_say_why(own_run):
     with RunLock(own_run):
         write_start(run, "demo", 10)
         assert warnings(write_report(own_run).read_text()) == ""
-    assert "The run was killed: its process has not" in warnings(write_report(own_run).read_text())
+    page = write_report(own_run).read_text()
+    assert "The run was killed: its process has not" in warnings(page)
+    assert "6 of 10" in page  # not the 0 of the summary, which is of the start
     with RunLock(own_run):
         write_end(run, "failed", "the learner <died>")
     assert "The run failed: the learner <died>." in warnings(write_report(own_run).read_text())

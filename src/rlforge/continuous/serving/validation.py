@@ -28,7 +28,14 @@ from rlforge.errors import CheckpointError, ConfigError, DeploymentError, Rlforg
 from rlforge.models.files import ADAPTER_CONFIG, MODEL_CONFIG
 from rlforge.models.finite import check_finite
 from rlforge.models.fit import check_adapter_fits, check_lora, check_model_fits, kind_of_weights
-from rlforge.system.checkpoint import LATEST, MANIFEST, STATE, find_checkpoint, read_manifest
+from rlforge.system.checkpoint import (
+    LATEST,
+    MANIFEST,
+    STATE,
+    checkpoint_version,
+    find_checkpoint,
+    read_manifest,
+)
 from rlforge.system.files import files_below, sha256_of
 from rlforge.types import Checkpoint, Completion, PolicyRef
 
@@ -61,7 +68,7 @@ def checkpoint_of(adapter: Checkpoint | Path | str) -> Checkpoint:
         return dataclasses.replace(adapter, path=given and str(Path(given).absolute()))
     path, version = find_source(Path(adapter).absolute()), 0
     if (path / MANIFEST).is_file():
-        version = int(read_manifest(path, verify=False).meta.get("version", 0))
+        version = checkpoint_version(path)
     return Checkpoint(uid=path.name, version=version, path=str(path))
 
 

@@ -18,7 +18,7 @@ from rlforge.record.game_files import GameIndex, index_games
 from rlforge.record.judge import judged
 from rlforge.record.results import Alarm, ExactResult, PoolSnapshot, Ratings
 from rlforge.record.signals import Signal
-from rlforge.record.status import read_summary, why_it_ended
+from rlforge.record.status import is_of_start, read_summary, why_it_ended
 from rlforge.system.files import reading
 from rlforge.types import EvalResult, value
 
@@ -142,7 +142,7 @@ def _signals(
 
 def _gaps(summary: Row, run: RunPaths, metrics: list[Row], windows: list[Row]) -> list[str]:
     """Sentences on updates and windows that the files lack."""
-    if summary.get("status") in ("running", "killed"):  # the summary is of an earlier part
+    if is_of_start(summary):
         return []
     sentences = []
     for file, rows, key in ((run.metrics, metrics, "updates"), (run.windows, windows, "windows")):

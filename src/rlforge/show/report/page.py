@@ -11,7 +11,7 @@ from rlforge.record.results import by_pairing
 from rlforge.record.samples import end_of
 from rlforge.show import formatting
 from rlforge.statistics import significant, wilson_interval
-from rlforge.system.files import atomic_write
+from rlforge.system.files import write_out
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -35,8 +35,7 @@ def render(template: str, **facts: Any) -> str:
 
 def write_page(target: Path, page: str) -> Path:
     try:
-        # A surrogate in an answer of a model has no UTF-8.
-        atomic_write(target, page.encode(errors="replace"))
+        write_out(target, page)
     except OSError as error:
         why = f"{target} cannot be written ({error.strerror})"
         raise RlforgeError(f"{why}; --output FILE writes the page elsewhere") from error

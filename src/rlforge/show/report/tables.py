@@ -6,6 +6,7 @@ from collections import Counter
 
 from rlforge.record.files import value_in
 from rlforge.record.results import ApiUsage, PoolEntry, PoolSnapshot
+from rlforge.record.status import is_of_start
 from rlforge.show.formatting import count, duration, number, per_second, percent
 from rlforge.show.report.data import RunData
 
@@ -19,10 +20,9 @@ MOST_ERRORS, _LONGEST_ERROR = 10, 300
 
 def tiles(run: RunData) -> dict[str, str]:
     last = run.metrics[-1] if run.metrics else {}
-    # While a run goes on, its summary is of the start.
-    ended = run.status != "running"
-    updates = run.summary.get("updates", 0) if ended else last.get("step", 0)
-    wall = run.summary.get("wall_time_s") if ended else last.get("time_s")
+    started = is_of_start(run.summary)
+    updates = last.get("step", 0) if started else run.summary.get("updates", 0)
+    wall = last.get("time_s") if started else run.summary.get("wall_time_s")
     games = last.get("games", 0)
     # The log-prob gap may be measured at some updates only.
     gap = "logprob_gap_max"
