@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from rlforge.cli.arguments import ConfigDir, JsonFile, write_result
 from rlforge.cli.messages import wrapped
 from rlforge.errors import ConfigError
+from rlforge.show.console import Console
 
 if TYPE_CHECKING:
     from rlforge.config.catalog import Choice

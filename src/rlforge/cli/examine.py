@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
 from rlforge.cli.arguments import (
     ConfigDir,
@@ -19,6 +18,7 @@ from rlforge.cli.arguments import (
     write_result,
 )
 from rlforge.errors import ConfigError
+from rlforge.show.console import Console
 from rlforge.show.panels import Listing
 from rlforge.specs import ActorSpec
 from rlforge.system.files import atomic_write

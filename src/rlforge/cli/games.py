@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from rlforge.cli.arguments import (
@@ -21,6 +20,7 @@ from rlforge.cli.arguments import (
     write_result,
 )
 from rlforge.errors import ConfigError, command_line
+from rlforge.show.console import Console
 from rlforge.types import Outcome, Purpose
 
 Result = Literal[Outcome, "failed"]

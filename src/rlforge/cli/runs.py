@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from rlforge.cli.arguments import (
@@ -28,6 +27,7 @@ from rlforge.cli.arguments import (
     write_result,
 )
 from rlforge.errors import ConfigError, RunError, command_line, counted
+from rlforge.show.console import Console
 from rlforge.system.output import lossy
 
 if TYPE_CHECKING:

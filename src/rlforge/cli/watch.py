@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from rlforge.cli.arguments import (
@@ -20,6 +19,7 @@ from rlforge.cli.arguments import (
 )
 from rlforge.cli.games import must_have_games
 from rlforge.errors import ConfigError
+from rlforge.show.console import Console
 from rlforge.system.files import write_out
 
 

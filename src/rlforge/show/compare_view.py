@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from rlforge.record.sweeps import read_sweep
 from rlforge.show.compare import Compared, ComparedRun, Comparison, best_of
+from rlforge.show.console import Console
 from rlforge.show.formatting import NOTHING, duration, number
 from rlforge.show.panels import STATUS_STYLE, Fitting, Listing
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
 
 from rlforge.errors import counted
@@ -24,6 +24,7 @@ from rlforge.record.status import read_progress, read_summary, why_it_ended
 from rlforge.record.sweeps import all_jobs, under_way
 from rlforge.show.compare import compare
 from rlforge.show.compare_view import headline, line_of, listed
+from rlforge.show.console import Console
 from rlforge.show.formatting import duration, number, percent
 from rlforge.show.panels import section
 from rlforge.show.view import progress_view

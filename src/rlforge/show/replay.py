@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.segment import Segment, SegmentLines
 from rich.text import Text
@@ -20,6 +20,7 @@ from rlforge.games.grids import Grid, placements
 from rlforge.games.observations import news
 from rlforge.record.game_files import GameIndex, index_games, read_games
 from rlforge.rollout.episode import replayed
+from rlforge.show.console import Console
 from rlforge.show.panels import Listing
 from rlforge.show.report.games import marks
 from rlforge.system.files import write_out

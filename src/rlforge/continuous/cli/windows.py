@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -27,6 +26,7 @@ from rlforge.cli.arguments import (
 )
 from rlforge.cli.runs import start
 from rlforge.errors import ConfigError, DamagedError, RlforgeError, counted, nearest
+from rlforge.show.console import Console
 
 if TYPE_CHECKING:
     from rlforge.continuous.config.continuous import WindowConfig

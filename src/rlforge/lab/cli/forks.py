@@ -7,13 +7,13 @@ from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from rlforge.cli.arguments import JsonFile, RunDir, say, write_result
 from rlforge.cli.games import must_have_games
 from rlforge.errors import ConfigError, command_line
+from rlforge.show.console import Console
 from rlforge.show.panels import Listing
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from rlforge.cli.arguments import OPPONENTS, must_be_run, offered_runs, say
 from rlforge.errors import ConfigError
+from rlforge.show.console import Console
 
 
 def _words(text: str) -> list[str]:

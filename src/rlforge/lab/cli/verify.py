@@ -6,11 +6,11 @@ import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from rlforge.cli.arguments import JsonFile, RunDir, say, write_result
 from rlforge.errors import RunError
+from rlforge.show.console import Console
 from rlforge.show.panels import Listing
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from rlforge.lab.ladder.record import Ending, LadderCard, LadderPairing, LadderRating
+from rlforge.show.console import Console
 from rlforge.show.formatting import NOTHING, count, elo, number, percent
 from rlforge.show.panels import Listing
 
