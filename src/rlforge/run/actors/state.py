@@ -326,17 +326,22 @@ class BufferActor:
         self._stopped = False
         #: By policy, when its last batch was handed out, and asked for.
         self._handed: dict[str, float] = {}
-        self._deaths: Counter[str] = Counter()
+        self._losses: Counter[str] = Counter()
         freeze_gc()
 
-    async def reserve(self, collector: str, games: int) -> dict[str, int]:
+    async def losses_of(self, collector: str) -> int:
+        """How often ``collector`` was lost: the number that its calls of ``reserve`` name."""
+        return self._losses[collector]
+
+    async def reserve(self, collector: str, games: int, losses: int = 0) -> dict[str, int]:
         """Games that ``collector`` may start now, by the policy that learns from them.
 
-        Waits for room. Empty: collection is over.
+        Waits for room. Empty: collection is over, or the collector was lost since it began. Its
+        node may have been cut off, and its process goes on: no other would get the room it takes.
         """
         async with self._changed:
-            deaths, granted = self._deaths[collector], dict[str, int]()
-            while not (self._stopped or self._deaths[collector] > deaths or granted):
+            granted = dict[str, int]()
+            while not (self._stopped or self._losses[collector] > losses or granted):
                 granted = self._admit(collector, games, time.monotonic())
                 if not granted:
                     # A delivery, a draw or time makes room. With wait_for Python 3.11 may lose a
@@ -362,9 +367,9 @@ class BufferActor:
         return granted
 
     async def release_all(self, collector: str) -> None:
-        """Forget the games of a collector that died, and its calls of ``reserve``."""
+        """Forget the games of a collector that is lost, and its calls of ``reserve``."""
         async with self._changed:
-            self._deaths[collector] += 1
+            self._losses[collector] += 1
             for samples in self._samples.values():
                 samples.release_all(collector)
             self._changed.notify_all()
