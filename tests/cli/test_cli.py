@@ -13,6 +13,7 @@ import pytest
 import typer.main
 import yaml
 from tests.harness.configs import edit_config
+from tests.harness.permissions import public_folder, without_rights
 
 from rlforge import __version__
 from rlforge.cli import app
@@ -102,6 +103,18 @@ def test_every_option_of_every_group_says_what_it_is():
     for subject in subjects():
         if (conf_dir() / subject).is_dir():
             assert [one.name for one in catalog(subject).choices if not one.about] == [], subject
+
+
+def test_a_result_that_could_not_be_written_is_refused_before_the_work(rlforge):
+    with public_folder() as folder:
+        folder.chmod(0o555)
+        with without_rights():
+            refused = rlforge("list", "--json", str(folder / "games.json"))
+    assert refused.code == 2
+    assert (
+        f"--json {folder / 'games.json'}: {folder} cannot be written: Permission denied"
+        in refused.err
+    )
 
 
 def test_runs_are_listed_and_the_newest_is_called_latest(rlforge, run_dir):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from rlforge.errors import ConfigError, RlforgeError
-from rlforge.system.files import write_out
+from rlforge.system.files import is_kept, write_out
+from rlforge.system.folders import obstacle
 from rlforge.system.values import json_ready
 
 RUNS = Path("runs")
@@ -126,8 +126,8 @@ def _writable(file: Path | None) -> Path | None:
     folder = file.absolute().parent
     if file.is_dir() or not folder.is_dir():
         raise ConfigError(f"--json {file}: give the name of a file in an existing folder")
-    if not os.access(file if file.exists() else folder, os.W_OK):
-        raise ConfigError(f"--json {file}: Permission denied")
+    if not is_kept(file) and (problem := obstacle(folder)) is not None:
+        raise ConfigError(f"--json {file}: {folder} {problem}")
     return file
 
 

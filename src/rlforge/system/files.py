@@ -72,11 +72,16 @@ def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
                 work.unlink()
 
 
+def is_kept(path: Path) -> bool:
+    """Whether ``write_out`` writes into ``path``, a link, a pipe or a device, and replaces none."""
+    return path.is_symlink() or (path.exists() and not path.is_file())
+
+
 def write_out(path: Path, text: str) -> None:
     """Write ``text`` to a file that a user names, which may be a link, a pipe or a device."""
     # A surrogate, as in an answer of a model or in the name of a folder, has no UTF-8.
     content = text.encode(errors="replace")
-    if path.is_symlink() or (path.exists() and not path.is_file()):
+    if is_kept(path):
         with path.open("wb") as file:  # in its place there would be a plain file
             file.write(content)
     else:
