@@ -211,7 +211,7 @@ def test_a_node_that_does_not_answer_holds_up_an_elastic_run_no_longer_than_ray_
 
 def check_games_of_one_update_each(run: Path, updates: int) -> None:
     """All updates are there, none learned from stale games, and no game is there twice."""
-    rows = [*read_jsonl(run / "metrics.jsonl")]
+    rows = read_jsonl(run / "metrics.jsonl")
     assert [row["step"] for row in rows] == [*range(1, updates + 1)]
     # Samples age by the updates that make a version: one without signal makes none.
     stepped = [row["step"] for row in rows if not row["skipped_no_signal"]]

@@ -209,7 +209,7 @@ class Collector:
         """Deliver what has finished, whole even if the caller is cancelled meanwhile."""
         assert self._ports is not None
         if self._delivery is not None:
-            await self._delivery
+            await asyncio.shield(self._delivery)
         if self._finished:
             records, self._finished = self._finished, []
             self._delivery = asyncio.ensure_future(self._ports.deliver(records))

@@ -152,8 +152,8 @@ async def test_a_call_of_a_dead_collector_takes_no_room_from_its_successor(tmp_p
     assert await other == {"": 1}
     # Nor does its process, where its node was only cut off.
     assert await buffer.reserve("collector-0", 10_000) == {}
-    losses = await buffer.losses_of("collector-0")
-    assert await buffer.reserve("collector-0", 10_000, losses) == {"": room[""] - 1}
+    lost = await buffer.times_lost("collector-0")
+    assert await buffer.reserve("collector-0", 10_000, lost) == {"": room[""] - 1}
 
 
 async def test_a_game_counts_once_though_the_connection_breaks_after_its_delivery(tmp_path):

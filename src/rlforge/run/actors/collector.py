@@ -42,7 +42,7 @@ class CollectorActor:
         clock = self._clock = Clock()
         # A restarted collector must not read the answers meant for its predecessor.
         client = self._client = f"{name}-{os.getpid()}-{time.monotonic_ns()}"
-        self._deliveries = self._losses = 0
+        self._deliveries = self._times_lost = 0
         self._engine = RemoteEngine(
             engines,
             client,
@@ -87,7 +87,7 @@ class CollectorActor:
         if self._training is not None:
             self._training.cancel()
             await asyncio.wait([self._training])
-        self._losses = await self._buffer.losses_of.remote(self._name)
+        self._times_lost = await self._buffer.times_lost.remote(self._name)
         await self._pool.lose_games.remote(self._name)
         self._training = asyncio.create_task(self._collector.train())
         await self._training
@@ -131,7 +131,7 @@ class CollectorActor:
 
     async def next_games(self, wanted: int) -> list[GameSpec] | None:
         granted: dict[str, int] = await self._buffer.reserve.remote(
-            self._name, wanted, self._losses
+            self._name, wanted, self._times_lost
         )
         return await self._pool.next_games.remote(self._name, granted) if granted else None
 

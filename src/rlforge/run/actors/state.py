@@ -326,14 +326,14 @@ class BufferActor:
         self._stopped = False
         #: By policy, when its last batch was handed out, and asked for.
         self._handed: dict[str, float] = {}
-        self._losses: Counter[str] = Counter()
+        self._lost: Counter[str] = Counter()
         freeze_gc()
 
-    async def losses_of(self, collector: str) -> int:
+    async def times_lost(self, collector: str) -> int:
         """How often ``collector`` was lost: the number that its calls of ``reserve`` name."""
-        return self._losses[collector]
+        return self._lost[collector]
 
-    async def reserve(self, collector: str, games: int, losses: int = 0) -> dict[str, int]:
+    async def reserve(self, collector: str, games: int, times_lost: int = 0) -> dict[str, int]:
         """Games that ``collector`` may start now, by the policy that learns from them.
 
         Waits for room. Empty: collection is over, or the collector was lost since it began. Its
@@ -341,7 +341,7 @@ class BufferActor:
         """
         async with self._changed:
             granted = dict[str, int]()
-            while not (self._stopped or self._losses[collector] > losses or granted):
+            while not (self._stopped or self._lost[collector] > times_lost or granted):
                 granted = self._admit(collector, games, time.monotonic())
                 if not granted:
                     # A delivery, a draw or time makes room. With wait_for Python 3.11 may lose a
@@ -369,7 +369,7 @@ class BufferActor:
     async def release_all(self, collector: str) -> None:
         """Forget the games of a collector that is lost, and its calls of ``reserve``."""
         async with self._changed:
-            self._losses[collector] += 1
+            self._lost[collector] += 1
             for samples in self._samples.values():
                 samples.release_all(collector)
             self._changed.notify_all()
