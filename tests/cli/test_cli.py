@@ -109,10 +109,10 @@ def test_a_result_that_could_not_be_written_is_refused_before_the_work(rlforge):
     with public_folder() as folder:
         folder.chmod(0o555)
         with without_rights():
-            refused = rlforge("list", "--json", str(folder / "games.json"))
+            refused = rlforge("runs", "--json", str(folder / "runs.json"))
     assert refused.code == 2
     assert (
-        f"--json {folder / 'games.json'}: {folder} cannot be written: Permission denied"
+        f"--json {folder / 'runs.json'}: {folder} cannot be written: Permission denied"
         in refused.err
     )
 
