@@ -216,3 +216,26 @@ def test_processes_that_end_in_time_are_not_killed_and_others_are(
     too_late = psutil.Popen(["sleep", "60"])
     session.end_processes([too_late])
     assert too_late.wait() == -9
+
+
+async def test_a_process_that_has_ended_keeps_the_memory_that_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "WATCH_EVERY_S", 0.02)
+    node = tmp_path / "raylet"
+    node.symlink_to(sys.executable)
+    # It does not wait for its child, so what is left of that has no memory.
+    parent = "import subprocess, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"
+    with psutil.Popen([node, "-c", parent]) as raylet:
+        processes = session.RayProcesses([raylet])
+        watching = asyncio.create_task(processes.gone())
+        while not any(processes.memory.values()):
+            await asyncio.sleep(0.02)
+        (child,) = raylet.children()
+        child.kill()
+        while runs(child.pid):
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.1)
+        assert processes.memory[child.pid] > 0
+        raylet.kill()
+        await asyncio.wait_for(watching, 10)

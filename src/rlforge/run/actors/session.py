@@ -98,8 +98,10 @@ class RayProcesses:
                 self._workers = [each for node in nodes for each in node.children()]
         self._looks += 1
         for process in self._workers:
+            # A process that is ending has none any more.
             with contextlib.suppress(psutil.Error):
-                self.memory[process.pid] = process.memory_info().rss
+                if had := process.memory_info().rss:
+                    self.memory[process.pid] = had
 
     def ended(self) -> RunError | None:
         """The error to raise where one of the processes has ended; None: all run."""
