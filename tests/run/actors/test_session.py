@@ -8,7 +8,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,6 +30,14 @@ def runs(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(1500):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    pytest.fail("not within 30 s")
 
 
 class Process:
@@ -229,12 +237,10 @@ async def test_a_process_that_has_ended_keeps_the_memory_that_it_had(
     with psutil.Popen([node, "-c", parent]) as raylet:
         processes = session.RayProcesses([raylet])
         watching = asyncio.create_task(processes.gone())
-        while not any(processes.memory.values()):
-            await asyncio.sleep(0.02)
+        await until(lambda: any(processes.memory.values()))
         (child,) = raylet.children()
         child.kill()
-        while runs(child.pid):
-            await asyncio.sleep(0.02)
+        await until(lambda: not runs(child.pid))
         await asyncio.sleep(0.1)
         assert processes.memory[child.pid] > 0
         raylet.kill()
