@@ -94,8 +94,7 @@ KEYS: Mapping[str, str] = {
     "hardware.engine_gpus": "vllm_tensor_parallel_size tensor_parallel_size tp_size "
     "tensor_model_parallel_size",
     "hardware.num_gpus": "n_gpus_per_node num_gpus_per_node gpus_per_node",
-    "hardware.ray_address": "nnodes num_nodes vllm_server_host vllm_server_port "
-    "vllm_server_base_url",
+    "hardware.ray_address": "nnodes num_nodes",
     "hardware.alternate": "colocate_all_models vllm_enable_sleep vllm_enable_sleep_mode "
     "free_cache_engine hybrid_engine",
     "hardware.device": "use_cpu no_cuda cuda",
@@ -111,7 +110,6 @@ KEYS: Mapping[str, str] = {
     "tracker.wandb_project": "project project_name use_wandb report_to logger",
     "tracker.tensorboard": "use_tensorboard logging_dir logger",
     "tracker.sinks": "logger loggers",
-    "tracker.flush_every_s": "logging_steps log_interval log_every",
     "name": "experiment_name exp_name wandb_run_name",
     "run_dir": "output_dir save_path default_local_dir ckpt_path",
     "seed": "random_seed data_seed",
@@ -136,6 +134,9 @@ LEFT_OUT: Mapping[str, str] = {
     "use_liger": "the learner packs answers without padding, in the "
     "attention that the device has; learner.compile compiles its layers",
     "use_dora dora": "adapters are LoRA, with model.lora.use_rslora if wanted",
+    "vllm_server_host vllm_server_port vllm_server_base_url": "vLLM runs in processes of the run "
+    "itself: engine=vllm; hardware.ray_address places them on other machines",
+    "logging_steps log_interval log_every": "every update is recorded and shown",
     "push_to_hub hub_model_id": "rlforge export writes a folder that any tool can push",
     "use_kl_in_reward kl_in_reward": "the KL penalty is part of the loss: algorithm.kl.coef",
     "target_kl kl_target kl_horizon kl_ctrl.type adap_kl_ctrl adaptive_kl": "algorithm.kl.coef is "
