@@ -15,6 +15,7 @@ from rlforge.errors import ConfigError
 from rlforge.system import folders
 from rlforge.system.folders import (
     LONGEST_FOR_RAY,
+    check_file,
     ensure_home,
     lacks_token,
     obstacle,
@@ -53,6 +54,21 @@ def test_a_trial_says_whether_files_can_be_made_and_leaves_none(tmp_path: Path) 
     assert obstacle(loose / "below") == f"{loose} is no folder"
     assert obstacle(Path("/proc/rlforge")) == "cannot be written: No such file or directory"
     assert {path.name for path in tmp_path.iterdir()} == {"file", "loose"}
+
+
+def test_a_file_that_is_given_is_one_in_a_folder_that_takes_files(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for right in (tmp_path / "new", pipe, Path("/dev/null")):
+        check_file("--json", right)
+    for wrong in (tmp_path, tmp_path / "none" / "new", pipe / "new"):
+        with pytest.raises(ConfigError) as caught:
+            check_file("--json", wrong)
+        said = f"--json {wrong}: give the name of a file in an existing folder"
+        assert str(caught.value) == said
+    with pytest.raises(ConfigError, match=r"^report /proc/new: /proc cannot be written: No such"):
+        check_file("report", Path("/proc/new"))
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
 def test_a_long_folder_for_temporary_files_is_replaced_for_ray(

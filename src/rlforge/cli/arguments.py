@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from rlforge.errors import ConfigError, RlforgeError
-from rlforge.system.files import is_kept, write_out
-from rlforge.system.folders import obstacle
+from rlforge.system.files import write_out
+from rlforge.system.folders import check_file
 from rlforge.system.values import json_ready
 
 RUNS = Path("runs")
@@ -121,13 +121,8 @@ Checkpoint = Annotated[
 
 def _writable(file: Path | None) -> Path | None:
     # Before the work whose result it takes, not after.
-    if file is None:
-        return file
-    folder = file.absolute().parent
-    if file.is_dir() or not folder.is_dir():
-        raise ConfigError(f"--json {file}: give the name of a file in an existing folder")
-    if not is_kept(file) and (problem := obstacle(folder)) is not None:
-        raise ConfigError(f"--json {file}: {folder} {problem}")
+    if file is not None:
+        check_file("--json", file)
     return file
 
 

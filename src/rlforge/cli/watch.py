@@ -21,6 +21,7 @@ from rlforge.cli.games import must_have_games
 from rlforge.errors import ConfigError
 from rlforge.show.console import Console
 from rlforge.system.files import write_out
+from rlforge.system.folders import check_file
 
 
 def _run_or_folder(path: Path) -> Path:
@@ -144,8 +145,10 @@ def compare(
     from rlforge.show.compare_view import show, to_csv, to_markdown
 
     writers = {".csv": to_csv, ".md": to_markdown}
-    if output is not None and (output.suffix not in writers or not output.parent.is_dir()):
-        raise ConfigError(f"--output {output}: give a file in an existing folder, .csv or .md")
+    if output is not None:
+        if output.suffix not in writers:
+            raise ConfigError(f"--output {output}: write NAME.csv or NAME.md")
+        check_file("--output", output)
     found = runs_of(paths)
     if len(found) < 2:
         raise ConfigError(f"{found[0]} is one run; name two or more, or a folder that holds them")

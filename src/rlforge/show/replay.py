@@ -24,6 +24,7 @@ from rlforge.show.console import Console
 from rlforge.show.panels import Listing
 from rlforge.show.report.games import marks
 from rlforge.system.files import write_out
+from rlforge.system.folders import check_file
 from rlforge.types import EnvSpec, GameRecord, GameSpec, Turn
 
 MOST_LISTED = 20
@@ -313,8 +314,7 @@ def check_picture(file: Path) -> None:
     """Raise ConfigError where ``write_svg`` cannot write ``file``."""
     if file.suffix.lower() != ".svg":
         raise ConfigError(f"--export {file}: pictures are SVG; write NAME.svg")
-    if file.is_dir() or not file.absolute().parent.is_dir():
-        raise ConfigError(f"--export {file}: give the name of a file in an existing folder")
+    check_file("--export", file)
 
 
 def write_svg(record: GameRecord, file: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlforge.errors import ConfigError
+from rlforge.system.files import is_kept
 
 #: Most bytes in the name of a socket.
 _LONGEST_SOCKET = 107
@@ -90,6 +91,18 @@ def obstacle(path: Path) -> str | None:
         return f"{said}; {there} belongs to {owner(there)}"
     except OSError:
         return said
+
+
+def check_file(name: str, file: Path) -> None:
+    """Raise ConfigError where ``write_out`` cannot write the ``file`` that a user gives as ``name``.
+
+    Before the work whose result it takes.
+    """
+    folder = file.absolute().parent
+    if file.is_dir() or not folder.is_dir():
+        raise ConfigError(f"{name} {file}: give the name of a file in an existing folder")
+    if not is_kept(file) and (problem := obstacle(folder)) is not None:
+        raise ConfigError(f"{name} {file}: {folder} {problem}")
 
 
 def private_folder(path: Path) -> Path:

@@ -287,7 +287,7 @@ def test_the_report_goes_to_the_run_or_to_a_file_that_is_given(own_run, tmp_path
     assert write_report(own_run) == own_run / "report.html"
     assert (own_run / "report.html").read_text() == page.read_text()
     for wrong in (tmp_path, tmp_path / "none" / "page.html"):
-        with pytest.raises(RlforgeError, match="a file in a folder that exists"):
+        with pytest.raises(RlforgeError, match="the name of a file in an existing folder"):
             write_report(own_run, wrong)
     with pytest.raises(RlforgeError, match="no run directory"):
         write_report(tmp_path / "none")

@@ -10,7 +10,8 @@ from rlforge.config.plugins import RUN_KINDS
 from rlforge.record.signals import with_times
 from rlforge.show.report import curves, games, tables
 from rlforge.show.report.data import RunData, load_run
-from rlforge.show.report.page import check_page, render, write_page
+from rlforge.show.report.page import render, write_page
+from rlforge.system.folders import check_file
 
 __all__ = ["of_games", "write_report"]
 
@@ -21,8 +22,8 @@ def write_report(run_dir: Path | str, output: Path | str | None = None) -> Path:
     Raises RlforgeError for no run, damaged JSON files, and an output that cannot be a file.
     """
     target = None if output is None else Path(output)
-    # Before the files of a long run are read.
-    check_page(target)
+    if target is not None:
+        check_file("report", target)
     run = load_run(run_dir)
     page = resolve_name(RUN_KINDS.find(run.kind).report)(run)
     return write_page(target or run.paths.report, page)

@@ -15,7 +15,8 @@ from rlforge.record.results import by_pairing, read_evals
 from rlforge.show.compare import Configuration, best_of, compare
 from rlforge.show.compare_view import OF_RUNS, OF_SEEDS, columns, settings_text
 from rlforge.show.report.charts import COLOURS, Chart, Series
-from rlforge.show.report.page import check_page, render, write_page
+from rlforge.show.report.page import render, write_page
+from rlforge.system.folders import check_file
 
 #: Curves over updates, and over windows: key and title.
 _OF_UPDATES = {"reward_mean": "reward", "loss": "loss", "validation_loss": "held-out loss"}
@@ -34,7 +35,8 @@ def write_comparison(runs: Sequence[Path], output: Path | None = None) -> Path:
 
     Raises RlforgeError for an impossible output, and for damaged files.
     """
-    check_page(output)
+    if output is not None:
+        check_file("report", output)
     found = compare(runs)
     target = output or Path(found.folder) / "comparison.html"
     title = Path(found.folder).name or "comparison"

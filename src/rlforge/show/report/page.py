@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlforge.errors import ConfigError, RlforgeError
+from rlforge.errors import RlforgeError
 from rlforge.record.results import by_pairing
 from rlforge.record.samples import end_of
 from rlforge.show import formatting
@@ -18,14 +18,6 @@ if TYPE_CHECKING:
 
 #: Templates and what they inline are named by their paths in the package.
 _ROOT = Path(__file__).parents[2]
-
-
-def check_page(output: Path | None) -> None:
-    """Raise ConfigError where ``write_page`` cannot write a given file."""
-    if output is not None and (output.is_dir() or not output.parent.is_dir()):
-        raise ConfigError(
-            f"the report cannot be written to {output}: it must be a file in a folder that exists"
-        )
 
 
 def render(template: str, **facts: Any) -> str:
