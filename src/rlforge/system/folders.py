@@ -94,9 +94,9 @@ def obstacle(path: Path) -> str | None:
 
 
 def check_file(name: str, file: Path) -> None:
-    """Raise ConfigError where ``write_out`` cannot write the ``file`` that a user gives as ``name``.
+    """Raise ConfigError where ``write_out`` cannot write the ``file`` that a user gives.
 
-    Before the work whose result it takes.
+    name: what the file is, for the message. To be called before the work whose result it takes.
     """
     folder = file.absolute().parent
     if file.is_dir() or not folder.is_dir():
