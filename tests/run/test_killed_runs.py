@@ -7,7 +7,9 @@ import ipaddress
 import json
 import os
 import re
+import shlex
 import signal
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +19,7 @@ import psutil
 import pytest
 from tests.harness import live_run
 from tests.harness.in_process import rlforge_here
-from tests.harness.live_run import actor_pids, rows, run, start, train_arguments, wait_for
+from tests.harness.live_run import RLFORGE, actor_pids, rows, run, start, train_arguments, wait_for
 
 from rlforge.record.game_files import read_games
 from rlforge.system.checkpoint import checkpoint_version, latest_checkpoint
@@ -317,6 +319,26 @@ def test_an_engine_that_outgrows_the_memory_ends_the_run_in_a_line_with_the_limi
         done.stderr.splitlines()[-1],
     )
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.ray
+def test_a_run_whose_shell_has_ended_says_that_its_node_was_killed(small_model: Path) -> None:
+    """Its parent is process 1 then, as of ``nohup`` or a service."""
+    endless = ("learner.total_updates=400", "hardware=cpu")
+    command = shlex.join([*RLFORGE, *train_arguments(small_model, *endless)])
+    shell = ["sh", "-c", f"{command} > out 2> err & echo $!"]
+    detached = psutil.Process(int(subprocess.check_output(shell)))
+    while not Path("run/metrics.jsonl").exists():
+        assert detached.is_running(), Path("err").read_text()
+        time.sleep(0.1)
+    (node,) = [child for child in detached.children() if child.name() == "raylet"]
+    node.kill()
+    detached.wait(timeout=60)
+
+    *_, last = Path("err").read_text().splitlines()
+    assert last.startswith("rlforge: Ray's process raylet has ended: it was killed")
+    assert last.endswith(f"; go on with: rlforge train --resume {Path('run').resolve()}")
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
 
 
 @pytest.mark.ray

@@ -198,6 +198,9 @@ def versions() -> dict[str, str]:
 def prepare_ray(hardware: HardwareConfig) -> None:
     """Set the variables that Ray reads on import and at its start, or ``check_cluster``."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Without it Ray ends a driver whose parent is process 1 (``nohup``, systemd) without a word
+    # where its node has ended.
+    os.environ["RAY_RAYLET_PID"] = str(os.getpid())
     if hardware.ray_address is not None:
         check_cluster(hardware.ray_address)
         return
