@@ -235,6 +235,7 @@ def version_of(uid: str) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("until", ["the end", "its node is given up", "15 s later"])
 def test_a_cut_network_costs_an_elastic_run_the_games_under_way_behind_it_and_no_other(
     networked_nodes: Nodes, until: str
@@ -270,6 +271,7 @@ def test_a_cut_network_costs_an_elastic_run_the_games_under_way_behind_it_and_no
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_slow_network_slows_a_run_down_and_changes_nothing_else(networked_nodes: Nodes) -> None:
     nodes, run = networked_nodes, networked_nodes.driver / "run"
     few = (*settings(nodes), "learner.total_updates=4", "buffer.max_staleness=1")

@@ -42,6 +42,7 @@ def test_other_numbers_of_processes_give_the_same_to_the_last_bit(
 
 
 @pytest.mark.ray
+@pytest.mark.timeout(900)
 def test_killed_anywhere_and_resumed_a_run_ends_as_if_it_had_not_been(
     small_model: Path, undisturbed: list[dict[str, Any]]
 ) -> None:
