@@ -121,8 +121,7 @@ Checkpoint = Annotated[
 
 def _writable(file: Path | None) -> Path | None:
     # Before the work whose result it takes, not after.
-    if file is not None:
-        check_file("--json", file)
+    check_file("--json", file)
     return file
 
 

@@ -145,10 +145,9 @@ def compare(
     from rlforge.show.compare_view import show, to_csv, to_markdown
 
     writers = {".csv": to_csv, ".md": to_markdown}
-    if output is not None:
-        if output.suffix not in writers:
-            raise ConfigError(f"--output {output}: write NAME.csv or NAME.md")
-        check_file("--output", output)
+    if output is not None and output.suffix not in writers:
+        raise ConfigError(f"--output {output}: write NAME.csv or NAME.md")
+    check_file("--output", output)
     found = runs_of(paths)
     if len(found) < 2:
         raise ConfigError(f"{found[0]} is one run; name two or more, or a folder that holds them")

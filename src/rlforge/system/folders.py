@@ -93,11 +93,13 @@ def obstacle(path: Path) -> str | None:
         return said
 
 
-def check_file(name: str, file: Path) -> None:
+def check_file(name: str, file: Path | None) -> None:
     """Raise ConfigError where ``write_out`` cannot write the ``file`` that a user gives.
 
     name: what the file is, for the message. To be called before the work whose result it takes.
     """
+    if file is None:
+        return
     folder = file.absolute().parent
     if file.is_dir() or not folder.is_dir():
         raise ConfigError(f"{name} {file}: give the name of a file in an existing folder")

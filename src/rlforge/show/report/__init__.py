@@ -22,8 +22,7 @@ def write_report(run_dir: Path | str, output: Path | str | None = None) -> Path:
     Raises RlforgeError for no run, damaged JSON files, and an output that cannot be a file.
     """
     target = None if output is None else Path(output)
-    if target is not None:
-        check_file("report", target)
+    check_file("report", target)
     run = load_run(run_dir)
     page = resolve_name(RUN_KINDS.find(run.kind).report)(run)
     return write_page(target or run.paths.report, page)

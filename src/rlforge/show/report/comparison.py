@@ -35,8 +35,7 @@ def write_comparison(runs: Sequence[Path], output: Path | None = None) -> Path:
 
     Raises RlforgeError for an impossible output, and for damaged files.
     """
-    if output is not None:
-        check_file("report", output)
+    check_file("report", output)
     found = compare(runs)
     target = output or Path(found.folder) / "comparison.html"
     title = Path(found.folder).name or "comparison"
