@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -13,9 +15,34 @@ from rlforge.config.compose import compose
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import RunError
 from rlforge.preflight.plan import make_plan, to_json
+from rlforge.record import scalars
 from rlforge.run.actors import cluster
 from rlforge.run.actors.session import ray_started
 from rlforge.system.hardware import Machine
+
+
+async def test_scalars_of_an_actor_that_answers_late_count_in_a_later_update(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cluster, "SCALARS_PATIENCE_S", 0.05)
+    late: asyncio.Future[scalars.Sums] = asyncio.Future()
+    answers = {"learner": [late, answered({"mine": (1.0, 1)})], "pool": [answered({})] * 3}
+
+    def handle(name: str) -> SimpleNamespace:
+        asked = iter(answers[name])
+        return SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda _: next(asked)))
+
+    actors = cluster.RunActors({name: handle(name) for name in answers})
+    assert await actors.custom_scalars() == {}
+    late.set_result({"mine": (4.0, 2)})
+    assert await actors.custom_scalars() == {"custom/mine": 2.0}
+    assert await actors.custom_scalars() == {"custom/mine": 1.0}
+
+
+def answered(sums: scalars.Sums) -> asyncio.Future[scalars.Sums]:
+    future: asyncio.Future[scalars.Sums] = asyncio.Future()
+    future.set_result(sums)
+    return future
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,8 @@ PLACEMENT_PATIENCE_S = 120.0
 START_PATIENCE_S = 300.0
 """Seconds within which an actor without a core must be there."""
 
-SCALARS_PATIENCE_S = 2.0
-"""Seconds to wait for the scalars of an actor."""
+SCALARS_PATIENCE_S = 10.0
+"""Seconds that an update waits for the scalars of an actor."""
 
 
 class RunActors:
@@ -54,6 +54,8 @@ class RunActors:
         """Take handles of Ray actors by name, replicas in the order of their numbers."""
         self.named = dict(named)
         self.absent = set(absent)
+        # Each actor is asked for its scalars once at a time.
+        self._asked_for_scalars: dict[str, asyncio.Future[Sums]] = {}
 
     def replicas(self, kind: str) -> dict[str, Any]:
         return {name: actor for name, actor in self.named.items() if name.partition("-")[0] == kind}
@@ -89,19 +91,17 @@ class RunActors:
     async def custom_scalars(self) -> dict[str, float]:
         """Means of what users' code reported with ``log_scalar`` since the last call.
 
-        An actor that does not answer within ``SCALARS_PATIENCE_S`` is left out.
+        What an actor answers after ``SCALARS_PATIENCE_S`` counts in a later call.
         """
-        calls = [
-            asyncio.ensure_future(actor.__ray_call__.remote(_taken))
-            for name, actor in self.named.items()
+        asked = self._asked_for_scalars
+        for name, actor in self.named.items():
             # The tracker is not asked, because its slow sinks would hold up the loops.
-            if name != "tracker" and name not in self.absent
-        ]
-        answered = set[asyncio.Future[Sums]]()
-        if calls:
-            answered, late = await asyncio.wait(calls, timeout=SCALARS_PATIENCE_S)
-            for call in late:
-                call.cancel()
+            if name != "tracker" and name not in self.absent and name not in asked:
+                asked[name] = asyncio.ensure_future(actor.__ray_call__.remote(_taken))
+        if asked:
+            await asyncio.wait(asked.values(), timeout=SCALARS_PATIENCE_S)
+        answered = [asked.pop(name) for name, call in list(asked.items()) if call.done()]
+        # An actor that died takes its numbers along.
         reports = [call.result() for call in answered if call.exception() is None]
         return means([taken(), *reports])
 
