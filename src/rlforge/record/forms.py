@@ -62,7 +62,15 @@ _FORMS: Mapping[str, Mapping[str, Any]] = {
         "serving": _TEXT,
     },
     "progress.json": {**_ENDED, "update": int, "elapsed_s": _NUMBER, "eta_s": _NUMBER, "*": object},
-    "comparison.json": {"*": {"version": _TEXT, "players": _PLAYERS, "*": object}},
+    "comparison.json": {
+        "change": {"*": {"*": ({"*": int | float},)}},
+        "*": {
+            "players": _PLAYERS,
+            "agents": [{"*": {"*": _NUMBERS}}],
+            "version": _TEXT,
+            "*": object,
+        },
+    },
     "decisions.json": {
         "*": ({"window": str, "decisions": [{**_SHOWN, **_SCORES, "action": {}, "*": object}]},)
     },
