@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -31,9 +32,20 @@ def starts_processes(item: pytest.Item) -> bool:
     return any(map(item.get_closest_marker, ("ray", "release", "slow", "vllm")))
 
 
+@pytest.hookimpl(tryfirst=True)  # before ``-m`` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests that start processes a longer limit: several of them import torch."""
+    """Make most cases of a ``one_in`` slow, and give tests that start processes a longer limit.
+
+    Several of them import torch at once.
+    """
+    seen = Counter[str]()
     for item in items:
+        one_in = item.get_closest_marker("one_in")
+        if one_in is not None and not starts_processes(item):
+            test, _, _ = item.nodeid.partition("[")
+            if seen[test] % one_in.args[0]:
+                item.add_marker("slow")
+            seen[test] += 1
         if starts_processes(item) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(900))
 

@@ -226,6 +226,7 @@ def games(*rewards, raw=None, feedback=0.0):
     ]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", ["grpo", "rloo", "ppo", "a2c", "gspo"])
 def test_games_that_end_alike_have_no_signal_and_others_have(name):
     buffer = "buffer=episode"

@@ -301,6 +301,7 @@ def test_the_learner_never_waits_for_ever_between_two_published_versions(
             buffer.set_version(published)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
 @pytest.mark.parametrize(("staleness", "update"), [(0, 30), (1, 1), (2, 30)])
 def test_long_games_are_learned_from_as_often_as_they_are_played(kind, staleness, update):

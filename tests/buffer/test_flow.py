@@ -45,6 +45,7 @@ def test_where_the_engines_are_the_bottleneck_all_workers_play(lengths):
     assert flow.age == pytest.approx(expected_age(192, outcome.per_game, BATCH), rel=0.15)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize(("delay", "batch_size", "update_s"), [(1.0, 192, 7.5), (1.5, 384, 15.0)])
 def test_where_the_learner_is_the_bottleneck_no_more_games_play_than_keep_it_busy(
@@ -86,6 +87,7 @@ def test_what_passes_the_largest_age_is_dropped_by_whole_games_and_counted():
     assert outcome.lost(0) > 0.1
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("delay", [1.0, 1.5])
 @pytest.mark.parametrize("save_every", [2, 3])
 @pytest.mark.parametrize("update_s", [0.5, 12.0])
@@ -109,6 +111,7 @@ def test_games_of_several_batches_are_as_many_as_the_learner_needs():
     assert outcome.lost(0) < 0.05
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("group_size", [4, 8])
 @pytest.mark.parametrize("update_s", [2.0, 20.0])
 def test_of_groups_little_is_lost(group_size, update_s):

@@ -177,6 +177,7 @@ def test_a_group_is_shown_with_its_options_and_keys(rlforge):
     assert rlforge("show", "experiment").out.startswith("+experiment=NAME\n    blotto_league")
 
 
+@pytest.mark.slow
 def test_environments_are_listed_with_the_models_that_play_them(rlforge):
     words = " ".join(rlforge("list", "envs").out.split())
     assert re.search(
@@ -481,6 +482,7 @@ except SystemExit as ending:
 STATISTICS = {"sklearn", "scipy", "pandas"}  # TextArena imports them by way of NLTK
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("code", "allowed"),
     [

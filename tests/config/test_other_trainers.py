@@ -23,6 +23,7 @@ def test_every_place_is_a_key_and_every_name_is_answered():
             assert name not in known, "it would never be asked for"
 
 
+@pytest.mark.slow
 def test_every_reason_and_option_is_of_what_is_not_there():
     known = {key for root in all_roots() for key in all_keys(root)}
     names = [name for each in LEFT_OUT for name in each.split()]

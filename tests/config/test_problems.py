@@ -134,6 +134,7 @@ def refusal(command: str, algorithm: str, key: str, value: Any) -> str | None:
     return None
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("command", ROOTS)
 def test_each_key_refuses_values_and_names_key_value_origin_and_reason(command):
     unclear, judged = [], 0

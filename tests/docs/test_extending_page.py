@@ -129,6 +129,7 @@ def test_every_kind_that_a_package_can_add_has_a_section():
     assert set(re.findall(r"\]\(#([\w-]+)\)", PAGE)) <= headings
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("module", "source", "chosen"), SECTIONS, ids=[one[0] for one in SECTIONS])
 def test_the_file_and_the_yaml_of_a_section_work(module, source, chosen):
     kind = kind_of(module)

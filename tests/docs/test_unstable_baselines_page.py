@@ -173,6 +173,7 @@ def test_names_of_the_left_column_are_answered_with_what_is_in_their_place():
     assert unanswered == {}
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("line", "mend"),
     [

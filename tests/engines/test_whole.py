@@ -45,6 +45,7 @@ def make(kind):
     return causal_lm(kind, **{"vocab_size": 300} | (CACHED | WHOLE)[kind])
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", CACHED | WHOLE)
 def test_recorded_logprobs_are_those_of_plain_passes(kind, make_core, make_adapter):
     """Of requests that join one after the other, continue others, and are of three versions."""

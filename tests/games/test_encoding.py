@@ -55,6 +55,7 @@ def attacks(name, number):
         yield prompt, encoder.encode(prompt, begins=False)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("number", [200, pytest.param(10_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_no_content_makes_a_control_token(name, number):
@@ -170,6 +171,7 @@ def test_half_an_emoji_is_text_like_any_other(name):
 # ---------------------------------------------------------------- chat templates
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_no_content_makes_a_control_token_in_a_chat_template(name, chat):

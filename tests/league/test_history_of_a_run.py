@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from tests.harness.live_run import train_arguments
 
 from rlforge.record.game_files import read_games
@@ -14,6 +15,7 @@ def active_versions() -> set[str]:
     return {entry["uid"] for entry in entries if entry["active"] and entry["role"] == "learner"}
 
 
+@pytest.mark.slow
 def test_old_opponents_play_after_many_updates_and_a_resume(small_model, in_process):
     done = in_process.rlforge_here(
         *train_arguments(

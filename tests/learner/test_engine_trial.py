@@ -93,6 +93,7 @@ async def test_an_engine_that_computes_what_the_learner_does_is_taken(config, st
     await engine.close()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("what", WRONG)
 async def test_an_engine_that_is_wrong_is_not_taken_and_the_embedded_one_says_why(
     what, config, started
@@ -117,6 +118,7 @@ async def test_a_vllm_that_does_not_start_is_a_reason_and_no_error(config, start
     await engine.close()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "lora", [{"rank": 8, "alpha": 1}, {"use_rslora": True}, {"last_layers": 1}]

@@ -71,6 +71,7 @@ def trains_exactly(model, algorithm, *, lora=None, learning_rate=1e-3, **setting
         assert metrics.get("importance_weight_mean", 1.0) == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("epochs", [1, 2])
 @pytest.mark.parametrize("packing", ["on", "off"])
 @pytest.mark.parametrize("train", ["lora", "full"])
@@ -86,6 +87,7 @@ def test_recomputed_layers_do_not_drop_either(option):
     trains_exactly(model, AlgorithmConfig(), **{option: True})
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("packing", ["on", "off"])
 @pytest.mark.parametrize(("epochs", "rate"), [(1, 1e-3), (2, 1e-9)])
 @pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
@@ -144,6 +146,7 @@ FAMILIES: dict = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_every_family_trains_exactly_and_packs_where_it_can(kind, caplog):
     changes, packs = FAMILIES[kind]

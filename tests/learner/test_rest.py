@@ -30,6 +30,7 @@ def three_updates(case: dict[str, Any], rests: bool) -> tuple[Any, list[Any]]:
     return learner, results
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_updates_after_rest_and_wake_are_bit_identical(case, elsewhere):
     steady, expected = three_updates(case, rests=False)

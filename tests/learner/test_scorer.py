@@ -60,6 +60,7 @@ LAST_LAYERS = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("name", "layout"),
     [*((name, "padded") for name in LAST_LAYERS), ("llama", "packed"), ("llama", "shared")],
@@ -161,6 +162,7 @@ HEADS = {
 EVERY_HEAD = pytest.mark.parametrize("make", HEADS.values(), ids=HEADS.keys())
 
 
+@pytest.mark.one_in(4)
 @EVERY_HEAD
 def test_no_more_logits_than_allowed_are_computed_at_once(make, logits_at_once):
     scorer = Scorer(make(), ScorerOptions(temperature=1.0, max_logits=3 * 40))
@@ -202,6 +204,7 @@ class Plain:
         return Scores(logprobs=chosen, entropy=-(logs.exp() * logs).sum(-1), values=None)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
@@ -230,6 +233,7 @@ def test_by_chunks_scores_and_gradients_are_those_of_the_whole_model(name, layou
         assert (ours - plain).norm() <= 1e-4 * plain.norm()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("make", [adapted_llama, adapted_tied_llama])
 def test_an_adapted_head_in_float32_is_exact_where_the_rest_is_bfloat16(make):
     model = make()
@@ -318,6 +322,7 @@ def expected_legal(model, samples, temperature: float, width: int) -> torch.Tens
     return torch.stack(rows)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("make", "layout"),
     [

@@ -29,6 +29,7 @@ def test_every_package_of_continuous_training_is_in_its_extra() -> None:
     assert {extra_of(module) for module in PACKAGES} == {"continuous"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "arguments", [("continuous", "+experiment=market_continuous"), ("serve", "model=tiny")]
 )
@@ -39,6 +40,7 @@ def test_a_command_says_which_extra_brings_its_packages(arguments: tuple[str, ..
     assert "Traceback" not in said
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("command", ["graph", "config"])
 def test_the_main_job_is_planned_without_them(command: str) -> None:
     code, said = without(PACKAGES, command, "+experiment=simpletak_mirror")

@@ -246,6 +246,7 @@ def sure(written, **parts):
     return pytest.param(parts, written)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("parts", "written"),
     [
@@ -309,6 +310,7 @@ def of_size(before, said="batch_size: only", size="B"):
     return unsure(said, " batch_size: ", before=before, l=learner(batch_size=size))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("parts", "said", "unwritten"),
     [

@@ -162,6 +162,7 @@ def test_numbers_without_end_are_not_planned_with(number):
         examine(composed(QUICK_START), gpu_memory_gb=float(number))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("gpus", "overrides", "note"),
     [

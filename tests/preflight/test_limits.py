@@ -31,6 +31,7 @@ def test_training_lengths_below_the_answers_are_noted():
     assert "more than 2,499 tokens" in divisor
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("preset", [choice.name for choice in catalog("experiment").choices])
 def test_presets_reach_their_values(preset):
     assert notes(f"+experiment={preset}") == []

@@ -74,6 +74,7 @@ def test_an_experiment_is_valid_as_it_is(experiment: str, monkeypatch: pytest.Mo
     assert (why is not None) == experiment.startswith("qwen"), why  # too large, and on the hub
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.release)])
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_an_experiment_with_any_game_and_model_is_valid_or_refused_at_once(

@@ -58,6 +58,7 @@ def refused(tmp_path, monkeypatch, capsys):
     return lines
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["gpt_neox", "phi", "phi3", "gpt2", "opt", "mixtral"])
 def test_other_decoders_than_llama_fit_and_train_with_default_keys(
     kind, tmp_path, in_process, monkeypatch
@@ -128,6 +129,7 @@ UNBUILT = "cannot be (loaded|built from its configuration): "
 TOO_SMALL = r"17 tokens of the tokenizer have no row in the model, which knows tokens 0 to 241"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("sizes", "change", "reason"),
     [
@@ -181,6 +183,7 @@ def test_a_recurrent_model_is_refused(tmp_path, refused):
     )
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -319,6 +322,7 @@ def test_heads_of_several_sizes_and_of_latent_vectors_are_found():
         assert head_sizes(causal_lm("deepseek_v3", **latent)) == ([24], True)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("where", ["model", "learner.initial_adapter"])
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_weights_that_are_not_finite_are_refused(tmp_path, refused, where, number):

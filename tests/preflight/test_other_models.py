@@ -76,6 +76,7 @@ def test_settings_that_leave_no_room_are_named_as_those_of_the_opponents(refused
 CONVERSATION = ("env.context=conversation", "env.overflow=drop_oldest", "engine.max_tokens=2")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("kind", "sizes", "more", "reason"),
     [

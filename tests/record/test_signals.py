@@ -277,6 +277,7 @@ def test_a_gap_of_log_probs_is_by_design_where_engines_leave_tokens_out():
     assert all(one.change == {"engine.top_p": 1.0} for one in found.values())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("overrides", "figures", "name", "change"),
     [
@@ -355,6 +356,7 @@ def in_games(figure: str, **shares: float) -> Signal | None:
     return next(iter(judge.open), None)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("figure", "worst"),
     [
@@ -621,6 +623,7 @@ def test_the_page_lists_every_condition_with_its_threshold():
     assert listed == {name: f"{SIGNALS.find(name).threshold:g}" for name in SIGNALS.own}
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("name", "updates", "figures", "weight"), CASES)
 def test_what_a_signal_proposes_to_change_is_a_configuration(name, updates, figures, weight):
     judge = Judge(config())

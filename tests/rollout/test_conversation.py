@@ -311,6 +311,7 @@ REAL = {
 }
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("env", REAL, ids=lambda env: env.id)
 def test_the_cost_of_a_conversation_grows_with_the_length_of_a_real_game(env):
     tokenizer = tokenizer_with("plain")

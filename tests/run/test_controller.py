@@ -178,6 +178,7 @@ def test_a_sink_that_takes_long_to_close_is_a_line(
     assert "the sinks of the tracker are still being closed" in err
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_its_jobs_for_real(train: Train) -> None:
     # Several runs over Ray in one process are in tests/test_api.py.
     small = ("learner.total_updates=1", "learner.batch_size=4", "eval.games=2")
@@ -192,6 +193,7 @@ def test_a_sweep_runs_its_jobs_for_real(train: Train) -> None:
     assert f"next: rlforge report {sweep}" in err
 
 
+@pytest.mark.slow
 def test_groups_with_advantages_only_play_against_lagged_opponents(
     train_kuhn: Callable[..., str],
 ) -> None:
@@ -224,6 +226,7 @@ def test_groups_with_advantages_only_play_against_lagged_opponents(
         assert all(len(found) > len(dict(found)) for found in scores.values())
 
 
+@pytest.mark.slow
 def test_versions_are_measured_exactly_as_they_are_evaluated(
     train_kuhn: Callable[..., str],
 ) -> None:
@@ -253,6 +256,7 @@ def test_versions_are_measured_exactly_as_they_are_evaluated(
     assert all("kl" in row for row in rows("metrics.jsonl"))
 
 
+@pytest.mark.slow
 def test_a_collapse_is_reported_and_the_run_goes_back_to_before_it(
     train_kuhn: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -391,6 +391,7 @@ def test_a_chat_prompt_is_shown_as_messages_and_trained_in_the_same_form(small_m
     assert output_of(code)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("template", ["default", "chat"])
 @pytest.mark.parametrize("name", ["llama2", "gemma", "tiktoken", "roberta"])
 def test_the_prompt_of_a_card_becomes_what_the_engine_was_asked(name, template, tmp_path):

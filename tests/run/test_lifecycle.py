@@ -182,6 +182,7 @@ with prepared(config, plan, Path("run").absolute(), arguments, resume=False):
 """
 
 
+@pytest.mark.slow
 def test_files_of_a_run_are_utf8_whatever_the_locale(small_model: Path) -> None:
     arguments = train_arguments(small_model)[1:]
     ascii_only = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}

@@ -79,6 +79,7 @@ def test_its_answers_are_recorded_and_rated_and_not_learned_from(run: Path, othe
     assert name in {row["opponent"] for row in read_jsonl(run / "evals.jsonl")}
 
 
+@pytest.mark.slow
 def test_a_strict_run_against_it_is_the_same_again_also_when_it_failed_meanwhile(
     run: Path, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

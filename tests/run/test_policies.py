@@ -23,6 +23,7 @@ LEAGUE = (
 )
 
 
+@pytest.mark.slow
 def test_a_league_trains_begins_anew_and_goes_on_after_a_resume(
     train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:

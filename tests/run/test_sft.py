@@ -124,6 +124,7 @@ def test_a_killed_run_ends_with_the_weights_of_an_uninterrupted_one(
         rlforge.resume(copy)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("measurement", [0, 1, 2])
 def test_a_signal_ends_a_measurement_that_the_resumed_run_makes(
     small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measurement: int

@@ -248,7 +248,7 @@ def _actions(rows: Sequence[Row], player: str) -> dict[str, list[float]]:
     """Shares over the windows by type of action; 0 in windows without it."""
     prefix = f"action/{player}/"
     kinds = sorted({key for row in rows for key in row if key.startswith(prefix)})
-    return {kind.removeprefix(prefix): [row.get(kind, 0.0) for row in rows] for kind in kinds}
+    return {kind.removeprefix(prefix): [row.get(kind) or 0.0 for row in rows] for kind in kinds}
 
 
 def emerged(rows: Sequence[Row]) -> list[list[str]]:

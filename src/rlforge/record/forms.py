@@ -35,7 +35,7 @@ _FORMS: Mapping[str, Mapping[str, Any]] = {
     },
     "digests.jsonl": {
         "step": int,
-        "computed": {"*": object},
+        "computed": {"threads": _COUNT, "*": object},
         "played": int,
         "part": int,
         "name": str,

@@ -218,6 +218,7 @@ PLANTED += [("refused", name) for name in (KINDS[0], KINDS[2], "flatters the jud
 OTHERS = [("good", name) for name in HACKS if name not in KINDS]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("base", "name"), [*PLANTED, *(pytest.param(*each, marks=pytest.mark.slow) for each in OTHERS)]
 )
@@ -232,6 +233,7 @@ async def test_a_planted_hack_is_not_deployed(gate, base, name):
             assert deployed.reason.startswith("conduct: ")
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "versions",
     [
@@ -250,6 +252,7 @@ async def test_honest_progress_is_deployed(gate, versions):
             assert (deployed.phase, deployed.reason) == ("live", "")
 
 
+@pytest.mark.slow
 async def test_a_hack_that_creeps_in_is_measured_against_the_first_version(gate):
     async with gate(NOISE, *WAITING_PAYS) as deploy:
         found = [(await deploy(mixed(n / 4, after_a_win(NO_OP))))[0] for n in (2, 3, 4)]

@@ -174,6 +174,7 @@ def test_rolling_batches_reach_back_over_windows(make_config, execute):
     assert third["batch/stale"] == 0.0
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("algorithm", ["window_ppo", "window_a2c", "grpo"])
 def test_other_algorithms_learn_from_windows_too(make_config, algorithm, execute):
     execute(make_config(f"algorithm={algorithm}", *ONE_WINDOW))

@@ -59,6 +59,7 @@ def control(tokenizer, texts):
     return control_tokens(tokenizer, conversation_tokens(tokenizer, *conversation(texts)))
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_no_text_of_messages_calls_and_tools_makes_a_control_token(name, chat):

@@ -97,6 +97,7 @@ async def test_the_form_goes_back_to_the_version_before(run, serving):
         assert "<form" not in base  # nothing is before the base model
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("asked", "status", "said"),
     [
@@ -152,6 +153,7 @@ async def test_a_trial_shows_its_shares_and_can_be_ended(run, serving):
         assert (service.trial, service.current.uid) == (None, "deploy-2")
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("file", "said"),
     [

@@ -189,6 +189,7 @@ WEIGHTS = [
 ]
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("checkpoints", CHECKPOINTS)
 @pytest.mark.parametrize("weights", WEIGHTS, ids=str)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -199,6 +200,7 @@ def test_the_plan_of_a_pass_is_within_ten_percent_of_its_tensors(
     assert case.planned == pytest.approx(case.peak(), rel=0.10)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -219,6 +221,7 @@ def test_the_plan_of_a_pass_holds_at_other_sizes(architecture, bf16, sizes):
     assert case.planned == pytest.approx(case.peak(), rel=0.10)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("options", [{}, {"fp32_head": True}, {"entropy": True}], ids=str)
 @pytest.mark.parametrize("bf16", [True, False], ids=["bf16", "fp32"])
 def test_the_plan_holds_for_an_adapted_output_layer(bf16, options):
