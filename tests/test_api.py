@@ -341,7 +341,7 @@ asyncio.run(main())
 '''
 
 
-@pytest.mark.ray
+@pytest.mark.slow
 def test_the_examples_that_need_a_run_work_in_a_running_event_loop(small_model):
     command = [sys.executable, "-c", WHOLE_RUN, *train_arguments(small_model)[2:]]
     given = {"env": os.environ | {"CUDA_VISIBLE_DEVICES": ""}, "timeout": 800}

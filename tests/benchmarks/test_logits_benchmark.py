@@ -9,7 +9,7 @@ import pytest
 import torch
 
 
-@pytest.mark.ray
+@pytest.mark.slow
 def test_the_learner_takes_a_fraction_of_full_logits_for_the_same_gradient(on_path, tmp_path):
     taken, gradients = {}, {}
     for way in ("rlforge", "full_logits"):

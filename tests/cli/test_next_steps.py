@@ -69,7 +69,7 @@ def test_what_a_supervised_run_recommends_trains_on_from_it(small_model, monkeyp
     assert Path(trained.learner.initial_adapter or "") == RUN
 
 
-@pytest.mark.ray
+@pytest.mark.slow
 def test_what_a_continuous_run_recommends_works(small_market, monkeypatch, capsys):
     use_actors_in_process(monkeypatch.setattr)
     few = ["continuous.windows=1", "continuous.compare_episodes=0", f"run_dir='{RUN}'"]

@@ -182,7 +182,7 @@ def test_jobs_of_a_sweep_that_import_and_compose_end_without_a_word(
     assert not list(Path().glob("runs/*/*"))
 
 
-@pytest.mark.ray
+@pytest.mark.slow
 def test_ctrl_c_saves_and_ends_with_130_where_it_ends_the_reader_as_well(small_model: Path) -> None:
     """As in ``rlforge train … 2>&1 | tee log``, whose processes all get the signal."""
     arguments = train_arguments(small_model, "learner.total_updates=400", "hardware=cpu")

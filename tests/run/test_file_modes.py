@@ -12,10 +12,8 @@ from tests.harness.permissions import modes
 EVERY_FILE = ("learner=tiny_ppo", "learner.state_every=1", "learner.total_updates=2")
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [pytest.param(0o002, marks=pytest.mark.ray), pytest.param(0o022, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", [0o002, 0o022])
 def test_every_file_of_a_run_and_its_export_has_the_mode_of_the_umask(
     small_model: Path, mask: int
 ) -> None:

@@ -390,12 +390,21 @@ class Reward:
 """
 
 
-@pytest.mark.ray
 @pytest.mark.parametrize(
     ("chosen", "holder", "all_is_saved"),
     [
-        (("pool.mode=fixed", "pool.fixed_opponents=[holds:Player]"), "collector-0", True),
-        (("rewards.final=[{name: 'holds:Reward'}]",), "(tracker|pool|buffer)", False),
+        pytest.param(
+            ("pool.mode=fixed", "pool.fixed_opponents=[holds:Player]"),
+            "collector-0",
+            True,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("rewards.final=[{name: 'holds:Reward'}]",),
+            "(tracker|pool|buffer)",
+            False,
+            marks=pytest.mark.ray,
+        ),
     ],
 )
 def test_code_that_holds_the_interpreter_ends_the_run_with_what_can_be_saved(

@@ -27,9 +27,8 @@ def undisturbed(golden_run: Path) -> list[dict[str, Any]]:
     return lines
 
 
-@pytest.mark.parametrize(
-    "cores", [pytest.param(4, marks=pytest.mark.ray), pytest.param(8, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("cores", [4, 8])
 def test_other_numbers_of_processes_give_the_same_to_the_last_bit(
     small_model: Path, undisturbed: list[dict[str, Any]], cores: int
 ) -> None:
@@ -41,7 +40,7 @@ def test_other_numbers_of_processes_give_the_same_to_the_last_bit(
     assert ("state" in logs, "buffer" in logs) == (cores == 4, cores == 8)
 
 
-@pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_killed_anywhere_and_resumed_a_run_ends_as_if_it_had_not_been(
     small_model: Path, undisturbed: list[dict[str, Any]]
@@ -79,7 +78,7 @@ def test_killed_anywhere_and_resumed_a_run_ends_as_if_it_had_not_been(
     assert rlforge_here("train", "--resume", "run") == 1  # it is complete
 
 
-@pytest.mark.ray
+@pytest.mark.slow
 def test_a_run_that_is_made_longer_keeps_the_games_of_its_last_evaluation(golden_run: Path) -> None:
     shutil.copytree(golden_run, "run")
     evaluated, lines = rows("evals.jsonl"), digests()

@@ -146,7 +146,7 @@ def test_a_run_killed_after_its_last_window_still_measures_what_it_reached(
     assert run_continuous("--resume", run_dir) == 1  # it is complete
 
 
-@pytest.mark.ray
+@pytest.mark.slow
 def test_a_run_that_left_out_its_first_window_repeats_the_ticks_of_it(run_continuous, small_market):
     # A window has ten ticks, and never as many are left of the one that a run begins in.
     wall = ("window.clock=wall", "window.minutes=0.05", "market.tick_minutes=0.005")
@@ -193,7 +193,7 @@ def test_verify_names_the_window_whose_decisions_or_scores_were_changed(whole):
     )
 
 
-@pytest.mark.ray
+@pytest.mark.slow
 def test_a_moved_run_needs_nothing_of_the_adapter_that_it_began_with(
     run_continuous, small_market, undisturbed
 ):
