@@ -41,9 +41,9 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def count(number: float) -> str:
+def count(number: float | None) -> str:
     """``950``, ``12,345``, ``1.23M``; a dash for what is unknown."""
-    if not math.isfinite(number):
+    if number is None or not math.isfinite(number):
         return NOTHING
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
         if abs(number) >= size:
