@@ -359,4 +359,5 @@ def test_an_elastic_service_answers_with_the_nodes_that_are_there(nodes: Nodes) 
     assert answers(5) == [200] * 5
     process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 0, stderr
+    assert process.returncode == 130, stderr
+    assert stderr.endswith("rlforge: interrupted as it served; the service has stopped\n")
