@@ -172,7 +172,10 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def cards(tmp_path, monkeypatch):
-    """A stand-in for the driver's tool and for NVML, also in processes that a test starts."""
+    """A stand-in for the driver's tool and for NVML, also in processes that a test starts.
+
+    In this process torch counts as a build with CUDA.
+    """
 
     def pretend(*lines: str) -> None:
         folder = tmp_path / "driver"
@@ -186,6 +189,7 @@ def cards(tmp_path, monkeypatch):
         monkeypatch.syspath_prepend(folder)
         monkeypatch.delitem(sys.modules, "pynvml", raising=False)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setattr("rlforge.preflight.surroundings.version", lambda package: "2.13.0")
 
     return pretend
 

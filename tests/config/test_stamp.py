@@ -38,3 +38,10 @@ def test_a_change_by_hand_is_refused_until_the_first_line_is_deleted(file):
         from_yaml(file)
     file.write_text(text.partition("\n")[2])
     assert from_yaml(file).seed == 3
+
+
+def test_a_folder_in_place_of_the_file_is_named(file):
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(DamagedError, match=r"config\.yaml: is a folder; restore the file from a"):
+        from_yaml(file)

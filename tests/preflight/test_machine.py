@@ -91,8 +91,8 @@ def test_supervised_training_takes_no_turns_with_engines():
     assert make_plan(config, detect()).notes == ()
 
 
-def test_train_says_which_gpus_it_leaves_unused(monkeypatch, small_model, tmp_path, capsys):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+def test_train_says_which_gpus_it_leaves_unused(cards, small_model, tmp_path, capsys):
+    cards(*[f"GPU-{number}, NVIDIA L4, 23034, 8.9" for number in range(4)])
     (tmp_path / "config.yaml").touch()  # of another run, so that none starts
     model = ["model=hf", f"model.name={small_model}", "model.prompt_template=board"]
     wanted = ["tictactoe_mirror", *model, "engine.max_tokens=16", f"run_dir={tmp_path}"]

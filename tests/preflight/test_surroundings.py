@@ -48,7 +48,7 @@ def test_doctor_lists_every_condition_of_this_machine_and_none_of_another():
     assert {
         *("cache", "run folder", "temporary folder", "Ray's folder", "home", "/dev/shm"),
         *("memory limit", "cores", "open files", "processes", "address space", "size of files"),
-        *("proxies", "clock", "locale"),
+        *("torch", "proxies", "clock", "locale"),
     } <= set(listed)
     planned = examine(composed("+experiment=kuhn_grpo", "hardware=auto"), 1, 24)
     assert "Ray's folder" not in {one.what for one in planned.findings}
@@ -125,6 +125,16 @@ def test_half_a_core_is_a_note(monkeypatch):
     monkeypatch.setattr(surroundings, "core_limit", lambda: quota)
     one = found("cores")
     assert (one.state, one.detail.startswith("the time of 0.5 of ")) == ("note", True)
+
+
+def test_a_torch_for_cpus_cannot_use_the_gpus_of_the_machine(cards, monkeypatch):
+    cards("GPU-5f, NVIDIA L4, 23034, 8.9", "GPU-a02, NVIDIA L4, 23034, 8.9")
+    assert found("torch").state == "ok"
+    monkeypatch.setattr(surroundings, "version", lambda package: "2.13.0+cpu")
+    assert found("torch", "hardware=cpu").state == "ok"
+    said = r"^torch: 2\.13\.0\+cpu is built for CPUs and cannot use 2 GPUs of .* set hardware=cpu$"
+    with pytest.raises(ConfigError, match=said):
+        require(kuhn())
 
 
 def test_little_shared_memory_is_a_note_with_the_option_of_containers(monkeypatch):

@@ -72,9 +72,36 @@ def test_only_visible_gpus_are_there(cards, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-5f, 0")
     both = {entry: gpu.index for entry, gpu in hardware.visible_gpus().items()}
     assert list(both.items()) == [("GPU-5f", 1), ("0", 0)]
-    for none in ("", "-1", "MIG-7f", "0,2"):
+    for none in ("", "-1", "MIG-7f"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
         assert hardware.gpus() == ()
+
+
+@pytest.mark.parametrize(
+    ("listed", "count"),
+    [
+        *[("0,1", 2), ("1", 1), ("GPU-5f, 0", 2), ("MIG-7f", 1), ("MIG-7f,MIG-8a,MIG-9c", 3)],
+        # CUDA ends its list at a number that no GPU has.
+        *[("0,2", 1), ("2,0", 0), ("7", 0), ("-1", 0), ("1,-1,0", 1), ("", 0)],
+    ],
+)
+def test_as_many_gpus_count_as_cuda_sees(cards, monkeypatch, listed, count):
+    cards("GPU-a02, NVIDIA L4, 23034, 8.9", "GPU-5f, NVIDIA H200, 143771, 9.0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    assert hardware.detect().gpus == count
+    assert "MIG" in listed or len(hardware.gpus()) == count
+
+
+def test_a_variable_makes_no_gpus(monkeypatch, tmp_path):
+    """It may be left over from another node, or be set for all nodes of a cluster."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    device = tmp_path / "nvidiactl"
+    monkeypatch.setattr(hardware, "DEVICES", (device,))
+    monkeypatch.setattr(hardware, "DRIVER", tmp_path / "nowhere")
+    assert hardware.detect().gpus == 0
+    device.touch()  # a driver without its tool, as in some sandboxes
+    assert hardware.detect().gpus == 2
 
 
 def test_without_a_driver_or_its_library_there_are_no_gpus(cards, monkeypatch):

@@ -339,6 +339,8 @@ def _read_known(root: type[C], values: dict[str, Any]) -> C:
 
 def run_mapping(path: Path) -> DictConfig:
     """The keys of a run's ``config.yaml``; DamagedError for none, ConfigError without the file."""
+    if path.is_dir():
+        raise DamagedError(f"{path}: is a folder; restore the file from a copy of the run")
     # Keys that a cut file lacks would get their defaults: another experiment would go on.
     check_stamp(path)
     try:

@@ -33,8 +33,10 @@ KEYS: Mapping[str, str] = {
     "learner.num_learners": "num_processes world_size actor_num_gpus_per_node ref_num_nodes "
     "actor_num_nodes",
     "learner.shard_weights": "fsdp fsdp_config zero_stage deepspeed ds_config",
-    "learner.save_every": "save_freq save_steps save_interval checkpoint_interval save_strategy",
-    "learner.keep_checkpoints": "save_total_limit max_actor_ckpt_to_keep max_ckpt_num",
+    "learner.save_every": "save_freq save_steps save_interval checkpoint_interval ckpt.interval "
+    "save_strategy",
+    "learner.keep_checkpoints": "save_total_limit max_actor_ckpt_to_keep max_ckpt_num ckpt.keep "
+    "ckpt.keep_last",
     "learner.initial_adapter": "lora_adapter_path adapter_path lora_path",
     "learner.average": "enable_ema use_ema ema",
     "learner.average_decay": "ema_beta ema_decay",
@@ -104,7 +106,7 @@ KEYS: Mapping[str, str] = {
     "staleness_threshold",
     "buffer.max_size": "async_queue_size replay_buffer_size",
     "eval.every": "eval_steps eval_interval eval_freq test_freq eval_strategy evaluation_strategy "
-    "val_before_train eval_on_start val_interval",
+    "val_before_train eval_on_start val_interval eval.interval",
     "eval.games": "num_eval_examples eval_n_samples_per_prompt val_kwargs.n num_generations_eval",
     "eval.temperature": "eval_temperature val_kwargs.temperature",
     "tracker.wandb_project": "project project_name use_wandb report_to logger",

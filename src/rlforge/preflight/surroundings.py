@@ -1,4 +1,4 @@
-"""Conditions that a start needs of this machine: folders, limits, proxies, clock, locale.
+"""What a start needs of this machine: folders, limits, torch, proxies, clock, locale.
 
 ``rlforge doctor`` lists the ``findings``. Commands that start something call ``require`` before
 they make anything.
@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 from rlforge.config.per_policy import of_policy, policy_names
@@ -98,6 +99,7 @@ def findings(config: PolicyConfig, run_dir: Path | None = None) -> Iterator[Find
         yield from _of_ray()
         yield _memory(config)
         yield _cores()
+        yield _torch(config)
     yield from allowances(config, max(RECORDS_BYTES, _first_checkpoint(config) // 2))
     yield _proxies()
     yield _clock()
@@ -272,6 +274,17 @@ def _cores() -> Finding:
         f"{detect().cpus} counts"
     )
     return Finding(what="cores", state="note" if quota.number < 1 else "ok", detail=detail)
+
+
+def _torch(config: PolicyConfig) -> Finding:
+    build, gpus = version("torch"), detect().gpus
+    if config.hardware.device != "cpu" and gpus and build.endswith("+cpu"):
+        detail = (
+            f"{build} is built for CPUs and cannot use {counted(gpus, 'GPU')} of this machine; "
+            "install a CUDA build of torch, or set hardware=cpu"
+        )
+        return Finding(what="torch", state="problem", detail=detail)
+    return Finding(what="torch", state="ok", detail=build)
 
 
 def _proxies() -> Finding:

@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 #: Where the driver lists its GPUs; missing under WSL2 and in some sandboxes.
 DRIVER = Path("/proc/driver/nvidia/gpus")
+#: Devices of a driver, the second of WSL2's. Without them and nvidia-smi there is none.
+DEVICES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
 
 @value
@@ -43,15 +45,36 @@ class Machine:
 
 def detect() -> Machine:
     """The machine as this process may use it: affinity, control groups, CUDA_VISIBLE_DEVICES."""
-    visible, cards = os.environ.get("CUDA_VISIBLE_DEVICES"), gpus()
-    if visible is not None:
-        count = len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
-    else:
-        count = len(list(DRIVER.iterdir())) if DRIVER.is_dir() else len(cards)
     cpus, quota = len(os.sched_getaffinity(0)), core_limit()
     if quota is not None:
         cpus = max(1, min(cpus, int(quota.number)))
-    return Machine(cpus=cpus, gpus=count, cards=cards)
+    return Machine(cpus=cpus, gpus=len(_visible(_driven())), cards=gpus())
+
+
+def _driven() -> int | None:
+    """How many GPUs the driver has; None where there is a driver that does not say."""
+    if DRIVER.is_dir():
+        return len(list(DRIVER.iterdir()))
+    if (found := _nvml()) is not None:
+        return len(found[1])
+    there = shutil.which("nvidia-smi") is not None or any(map(Path.exists, DEVICES))
+    return None if there else 0
+
+
+def _visible(number: int | None) -> list[str]:
+    """The entries of CUDA_VISIBLE_DEVICES that count for CUDA; without it all of ``number`` GPUs.
+
+    number: None where it is unknown.
+    """
+    listed, found = os.environ.get("CUDA_VISIBLE_DEVICES"), list[str]()
+    if listed is None or number == 0:
+        return [str(index) for index in range(number or 0)]
+    for entry in filter(None, map(str.strip, listed.split(","))):
+        # CUDA ends the list at the number of a GPU that is not there.
+        if re.fullmatch(r"-?\d+", entry) and not 0 <= int(entry) < (number or math.inf):
+            break
+        found.append(entry)
+    return found
 
 
 @value
@@ -137,29 +160,37 @@ def _load(nvml: Any, index: int, handle: Any) -> GpuLoad:
 
 def _ask(question: Callable[[Any, int, Any], T]) -> dict[str, T]:
     """``question`` of ``pynvml``, number and handle of each GPU of ``visible_gpus``."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    # nvidia-smi comes with the driver: without it pynvml would be imported in vain.
-    if shutil.which("nvidia-smi") is None or importlib.util.find_spec("pynvml") is None:
+    if (found := _nvml()) is None:
         return {}
-    import pynvml
-
+    nvml, handles = found
     answers = {}
     try:
-        pynvml.nvmlInit()
-        numbers = range(pynvml.nvmlDeviceGetCount())
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in numbers]
-        uuids = [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
-        entries = map(str, numbers) if visible is None else visible.split(",")
-        for entry in filter(None, map(str.strip, entries)):
-            meant = [i for i in numbers if entry == str(i) or uuids[i].startswith(entry)]
+        uuids = [nvml.nvmlDeviceGetUUID(handle) for handle in handles]
+        for entry in _visible(len(handles)):
+            meant = [i for i, uuid in enumerate(uuids) if entry == str(i) or uuid.startswith(entry)]
             if not meant:
                 # The entry names a slice of a GPU (MIG), which is not among the whole GPUs.
                 return {}
-            answers[entry] = question(pynvml, meant[0], handles[meant[0]])
-    except pynvml.NVMLError:
-        # The driver is missing, or does not fit pynvml.
+            answers[entry] = question(nvml, meant[0], handles[meant[0]])
+    except nvml.NVMLError:
         return {}
     return answers
+
+
+def _nvml() -> tuple[Any, list[Any]] | None:
+    """``pynvml`` and its handles of all GPUs; None where it does not answer."""
+    # nvidia-smi comes with the driver: without it pynvml would be imported in vain.
+    if shutil.which("nvidia-smi") is None or importlib.util.find_spec("pynvml") is None:
+        return None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        numbers = range(pynvml.nvmlDeviceGetCount())
+        return pynvml, [pynvml.nvmlDeviceGetHandleByIndex(number) for number in numbers]
+    except pynvml.NVMLError:
+        # The driver is missing, or does not fit pynvml.
+        return None
 
 
 def ram() -> int:
