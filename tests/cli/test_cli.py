@@ -455,11 +455,12 @@ def test_damaged_files_of_a_run_are_named(rlforge, run_dir):
     (run_dir / "config.yaml").write_text("learner: {rate: 3}\n")
     answer = rlforge("eval", run_dir)
     assert (answer.code, f"{run_dir}/config.yaml" in answer.err) == (2, True)
-    config = run_dir.resolve() / "config.yaml"
+    config = run_dir / "config.yaml"
     config.unlink()
     config.mkdir()
     answer = rlforge("eval", run_dir)
-    assert (answer.code, answer.err) == (1, f"rlforge: {config}: Is a directory\n")
+    said = f"rlforge: {config}: is a folder; restore the file from a copy of the run\n"
+    assert (answer.code, answer.err) == (1, said)
 
 
 @pytest.mark.parametrize("said", [(), ("at once; step-2 is saved",)])
