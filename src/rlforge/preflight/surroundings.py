@@ -1,4 +1,4 @@
-"""What a start needs of this machine: folders, limits, torch, proxies, clock, locale.
+"""Conditions of a start on this machine: folders, limits, torch, proxies, clock, locale.
 
 ``rlforge doctor`` lists the ``findings``. Commands that start something call ``require`` before
 they make anything.
