@@ -139,7 +139,7 @@ def doctor(
     """Check whether a run would work here, without starting it: packages, model and memory.
 
     First comes what any start needs of this machine: folders that can be written, with the variable
-    that moves each, limits of memory, cores, processes and files, proxies, clock and locale.
+    that moves each, limits of memory, cores, processes and files, torch, proxies, clock and locale.
     Commands that start something check the same list before they make anything, and end by 2.
 
     Exit code 0: no problem found; 1: it does not fit, or something is missing;
