@@ -139,7 +139,7 @@ def main() -> None:
         load, timeline, which, seconds, calm = asyncio.run(
             measure(service, adapters, asked, arguments)
         )
-        assert service.stop() == 0
+        assert service.stop() == 130  # ended by a signal
     finally:
         service.end()
         shutil.rmtree(folder, ignore_errors=True)

@@ -20,6 +20,7 @@ from engine import positions
 from rlforge.config.engine import EngineConfig
 from rlforge.config.model import LoraConfig, ModelConfig
 from rlforge.config.schema import RunConfig
+from rlforge.continuous.serving.tokens import ADMIN_VARIABLE
 from rlforge.engines.registry import make_engine
 from rlforge.learner.weights import attach_lora
 from rlforge.models.load import load_base_model, load_tokenizer, stop_token_ids
@@ -116,7 +117,7 @@ class ServiceProcess:
                 self._command,
                 stdout=out,
                 stderr=out,
-                env=os.environ | {"RLFORGE_SERVE_TOKEN": TOKEN},
+                env=os.environ | {ADMIN_VARIABLE: TOKEN},
             )
         limit = time.monotonic() + START_S
         while time.monotonic() < limit and self._process.poll() is None:
