@@ -114,10 +114,7 @@ class ServiceProcess:
         address.unlink(missing_ok=True)
         with (self.folder.parent / f"{self.folder.name}.out").open("ab") as out:
             self._process = subprocess.Popen(
-                self._command,
-                stdout=out,
-                stderr=out,
-                env=os.environ | {ADMIN_VARIABLE: TOKEN},
+                self._command, stdout=out, stderr=out, env=os.environ | {ADMIN_VARIABLE: TOKEN}
             )
         limit = time.monotonic() + START_S
         while time.monotonic() < limit and self._process.poll() is None:
