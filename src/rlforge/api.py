@@ -244,17 +244,18 @@ class Run:
 
         return read_games(self.path, purpose=purpose)
 
-    def policy(self, version: str = "latest") -> Policy:
+    def policy(self, version: str = "result") -> Policy:
         """A version of the policy, loaded into this process; close it, or use it in ``with``.
 
-        version: ``step-N``, ``latest``, ``best`` (by win rate in evaluations), or ``deploy-N`` of a
-        continuous run. Raises CheckpointError where it is missing or damaged.
+        version: ``result`` (which ``learner.result`` names), ``step-N``, ``latest``, ``best`` (by
+        win rate in evaluations), ``average`` (of the weights), or ``deploy-N`` of a continuous run.
+        Raises CheckpointError where it is missing or damaged.
         """
         from rlforge.run.match import Policy
 
         return Policy(self.config, self.path, version)
 
-    def evaluate(self, *opponents: str, version: str = "latest", games: int | None = None) -> Table:
+    def evaluate(self, *opponents: str, version: str = "result", games: int | None = None) -> Table:
         """Play a version against opponents, seats swapped; one row per environment and opponent.
 
         opponents: names as in a configuration, or versions of this run; none: those of the run.
@@ -353,7 +354,7 @@ class Run:
         folder: Path | str,
         *,
         merge: bool = False,
-        version: str = "latest",
+        version: str = "result",
         dtype: Literal["float32", "bfloat16", "float16"] | None = None,
         gguf: bool = False,
         push: str | None = None,

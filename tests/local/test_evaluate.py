@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 import random
 import re
 import shutil
@@ -9,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.factories import batch, changed, sample
+from tests.factories import batch, changed, evaluation, sample
+from tests.harness.in_process import rlforge_here
 
 from rlforge.config.compose import compose, from_yaml, to_yaml
 from rlforge.config.games import EvalEnvEntry
+from rlforge.continuous.serving.validation import checkpoint_of, find_source
 from rlforge.errors import CheckpointError, ConfigError
 from rlforge.games.prompts import Prompter
 from rlforge.games.registry import make_game
@@ -20,7 +23,7 @@ from rlforge.learner import make_learner
 from rlforge.learner.ranks import Ranks
 from rlforge.local import evaluate
 from rlforge.local.evaluate import evaluate_run
-from rlforge.local.policies import find_policy
+from rlforge.local.policies import find_opponent, find_policy, result_and_latest
 from rlforge.models.load import load_tokenizer
 from rlforge.models.tiny.create import create_tiny
 from rlforge.models.tiny.recipe import TINY
@@ -236,6 +239,49 @@ def test_a_truncated_file_is_named(run_dir):
 def test_the_error_of_an_unknown_version_names_the_newest(one_idea, name):
     with pytest.raises(ConfigError, match=rf"{name}: no such checkpoint; the newest are step-1"):
         find_policy(one_idea, name)
+
+
+def test_the_result_of_a_run_is_the_version_that_its_configuration_names(run_dir, tmp_path):
+    newest = run_dir / "checkpoints" / "step-1"
+    for number, won in ((2, 25), (1, 50)):
+        folder = run_dir / "checkpoints" / f"step-{number}"
+        if number > 1:
+            shutil.copytree(newest, folder)
+            manifest = json.loads((folder / "manifest.json").read_text())
+            manifest["meta"]["version"] = number
+            (folder / "manifest.json").write_text(json.dumps(manifest))
+        shutil.copytree(newest, folder / "average", ignore=shutil.ignore_patterns("manifest.json"))
+        row = evaluation(number, won)
+        with (run_dir / "evals.jsonl").open("a") as file:
+            file.write(json.dumps({**dataclasses.asdict(row), "time_s": 1.0}) + "\n")
+    for result, uid, named in (
+        ("latest", "step-2", ["result"]),
+        ("best", "step-1", ["result", "latest"]),
+        ("average", "step-2-average", ["result", "latest"]),
+    ):
+        change(run_dir, learner={"average": "moving", "result": result})
+        policy, version = find_policy(run_dir, "result")
+        assert (policy.uid, version) == (uid, int(uid.split("-")[1]))
+        assert Path(policy.path_or_name) == find_source(run_dir)
+        assert checkpoint_of(run_dir).uid == uid
+        assert checkpoint_of(run_dir).version == version
+        assert result_and_latest(run_dir) == named
+        assert find_opponent(run_dir, "result", from_yaml(run_dir / "config.yaml")) == policy
+
+
+@pytest.mark.parametrize("result", ["latest", "average"])
+def test_eval_plays_the_result_and_the_latest_version_beside_it(run_dir, capsys, tmp_path, result):
+    newest = run_dir / "checkpoints" / "step-1"
+    shutil.copytree(newest, newest / "average", ignore=shutil.ignore_patterns("manifest.json"))
+    change(run_dir, learner={"average": "moving", "result": result})
+    file = tmp_path / "found.json"
+    options = ("--opponent", "random_legal", "--games", "4", "--json", str(file))
+    assert rlforge_here("eval", str(run_dir), *options) == 0
+    found = [row["policy_uid"] for row in json.loads(file.read_text())]
+    shown = capsys.readouterr().out
+    assert found == (["step-1"] if result == "latest" else ["step-1-average", "step-1"])
+    headings = ["step-1-average, the run's result:", "step-1, the run's latest:"]
+    assert [line for line in headings if line in shown] == headings * (result == "average")
 
 
 def test_a_run_without_versions_has_its_start(run_dir, one_idea):

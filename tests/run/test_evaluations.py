@@ -217,6 +217,22 @@ async def test_what_is_on_record_is_not_played_again(continuous: bool) -> None:
         assert resumed.tables.versions() == [6] * 4
 
 
+async def test_versions_among_which_the_best_is_stay_needed_also_in_a_resumed_run() -> None:
+    paths = create_run(Path("run"))
+    first = Run("learner.result=best")
+    async with first.live() as evaluations:
+        first.evaluate(4)
+        await settle()
+        await first.tables.end(4)
+        assert evaluations.needed == {"step-4"}
+    lines = [{name: getattr(one, name) for name in one.__slots__} for one in first.recorded]
+    paths.evals.write_text("".join(json.dumps({**line, "time_s": 1.0}) + "\n" for line in lines))
+    for result, kept in (("best", {"step-4"}), ("latest", set())):
+        resumed = Run(f"learner.result={result}")
+        async with resumed.live() as evaluations:
+            assert evaluations.needed == kept
+
+
 async def test_what_a_stopped_run_owes_is_made_by_the_resumed_one_oldest_first() -> None:
     paths = create_run(Path("run"))
     first = Run()

@@ -15,13 +15,22 @@ from xml.etree import ElementTree
 import pytest
 import torch
 import yaml
-from tests.factories import completion, evaluation, game_record, game_spec, model_files, seat, turn
+from tests.factories import (
+    changed,
+    completion,
+    evaluation,
+    game_record,
+    game_spec,
+    model_files,
+    seat,
+    turn,
+)
 from tests.harness.control_tokens import with_chat
 from typer.testing import CliRunner
 
 import rlforge
 from rlforge.cli import app
-from rlforge.config.compose import compose, to_yaml
+from rlforge.config.compose import compose, from_yaml, to_yaml
 from rlforge.config.overrides import in_grammar
 from rlforge.config.sft import SftConfig
 from rlforge.continuous.config.continuous import ContinuousConfig
@@ -315,6 +324,19 @@ def test_the_card_of_the_best_version_without_matplotlib(run_dir, tmp_path, monk
     assert line.endswith("matplotlib is not installed; pip install 'rlforge[plots]'")
     assert not (folder / CURVES).exists()
     assert "Curves of the run" not in card
+
+
+def test_the_card_of_an_average_has_no_results_of_the_versions_in_it(run_dir, tmp_path):
+    run = Path(shutil.copytree(run_dir, tmp_path / "demo"))
+    config = from_yaml(run / "config.yaml")
+    average = {"average": "moving", "result": "average"}
+    (run / "config.yaml").write_text(to_yaml(changed(config, learner=average)))
+    newest = run / "checkpoints" / "step-2"
+    shutil.copytree(newest, newest / "average", ignore=shutil.ignore_patterns("manifest.json"))
+    card = card_of(export_run(run, tmp_path / "average", merge=True))
+    assert "# demo, step-2-average" in card
+    assert "60.0 / 20.0" not in card
+    assert "played by the versions whose weights this one averages" in card
 
 
 def test_of_several_policies_the_card_is_of_the_exported_one(small_model, tmp_path):

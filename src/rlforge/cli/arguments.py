@@ -115,8 +115,20 @@ More = Annotated[
     ),
 ]
 Checkpoint = Annotated[
-    str, typer.Option(metavar="UID", help="The version of the run: latest, step-40, …")
+    str,
+    typer.Option(
+        metavar="UID",
+        help="The version: result (as learner.result says), latest, best, average, step-40 …",
+    ),
 ]
+
+
+def say_result(run_dir: Path, version: str, option: str = "--checkpoint") -> None:
+    """Say which version a command takes of itself, where it is not the latest."""
+    from rlforge.local.policies import RESULT, about_result
+
+    if version == RESULT and (note := about_result(run_dir, option)) is not None:
+        say(note)
 
 
 def _writable(file: Path | None) -> Path | None:

@@ -17,6 +17,7 @@ from rlforge.cli.arguments import (
     Overrides,
     RunDir,
     must_be_run,
+    say_result,
     write_result,
 )
 from rlforge.errors import ConfigError, command_line
@@ -37,7 +38,7 @@ def play(
             callback=must_be_run,
         ),
     ] = None,
-    checkpoint: Checkpoint = "latest",
+    checkpoint: Checkpoint = "result",
     opponent: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help=f"Repeatable, one per other seat: {OPPONENTS}."),
@@ -62,6 +63,8 @@ def play(
 
     from rlforge.show import play as local
 
+    if run is not None and not opponent:
+        say_result(run, checkpoint)
     config, rivals = local.prepare(overrides or [], config_dir, run, checkpoint, opponent or [])
     spec = local.find_env(config, env)
     policies = local.seats_of(spec, seat, rivals)

@@ -24,6 +24,7 @@ from rlforge.cli.arguments import (
     Resume,
     RunDir,
     say,
+    say_result,
     write_result,
 )
 from rlforge.errors import ConfigError, RunError, command_line, counted
@@ -170,7 +171,7 @@ def next_steps(run: Run) -> list[str]:
 
 def evaluate(
     run_dir: RunDir,
-    checkpoint: Checkpoint = "latest",
+    checkpoint: Checkpoint = "result",
     opponent: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help=f"Repeatable: {OPPONENTS}. Default: those of the run."),
@@ -182,6 +183,8 @@ def evaluate(
 ) -> None:
     """Play a run's policy against opponents, seats swapped.
 
+    That is the run's result; where this is not its latest version, that one plays as well.
+
     **Examples**
 
     ```bash
@@ -192,18 +195,29 @@ def evaluate(
     import asyncio
 
     from rlforge.local.evaluate import evaluate_run
+    from rlforge.local.policies import RESULT, result_and_latest
+
+    named = result_and_latest(run_dir) if checkpoint == RESULT else [checkpoint]
+    done: list[EvalResult] = []
 
     # ``evaluate_run`` hands on what it has so far: Ctrl-C leaves it in the file.
     def keep(results: Sequence[EvalResult]) -> None:
-        write_result(json_file, results)
+        write_result(json_file, [*done, *results])
 
-    measured = asyncio.run(evaluate_run(run_dir, checkpoint, opponent, games, say, keep))
-    keep(measured.results)
-    Console().print(_eval_table(measured))
+    found = []
+    for name in named:
+        found.append(asyncio.run(evaluate_run(run_dir, name, opponent, games, say, keep)))
+        done += found[-1].results
+        keep(())
+    for name, measured in zip(named, found, strict=True):
+        if len(found) > 1:
+            typer.echo(f"{measured.policy.uid}, the run's {name}:")
+        Console().print(_eval_table(measured))
     # After the table: what was measured is worth seeing.
-    if not measured.complete:
-        raise RunError("\n".join(measured.failures))
-    for failure in measured.failures:
+    failures = [failure for measured in found for failure in measured.failures]
+    if not all(measured.complete for measured in found):
+        raise RunError("\n".join(failures))
+    for failure in failures:
         typer.echo(failure, err=True)
 
 
@@ -220,9 +234,10 @@ def export(
             "--version",
             "--checkpoint",
             metavar="UID",
-            help="The version of the run: latest, best (by win rate), step-40, deploy-3 …",
+            help="The version: result (as learner.result says), latest, best (by win rate), "
+            "average, step-40, deploy-3 …",
         ),
-    ] = "latest",
+    ] = "result",
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
         typer.Option(help="Data type of whole weights. Default: that of the model."),
@@ -248,6 +263,7 @@ def export(
     """
     from rlforge.run.export import export_run
 
+    say_result(run_dir, version, "--version")
     written = export_run(
         run_dir,
         folder,

@@ -97,7 +97,7 @@ Policies = dict[
         str,
         pattern(
             # Versions are named with these words: a policy so called would be taken for one.
-            r"(?!(step|base|start|deploy|latest|best|average)$)[a-z][a-z0-9_]*",
+            r"(?!(step|base|start|deploy|latest|best|average|result)$)[a-z][a-z0-9_]*",
             "be lower-case letters, digits and '_', and no word that names versions",
         ),
     ],

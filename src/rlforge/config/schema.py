@@ -135,6 +135,8 @@ class PolicyConfig(Group):
     about: ClassVar[str]
     # Group with the settings of other models that the run meets, ``api`` and ``hf``.
     others: ClassVar[str] = "pool"
+    # Whether versions are evaluated, so that one of them is the best.
+    evaluates: ClassVar[bool] = False
 
     #: Name of the experiment, and of its folder under runs/.
     name: FolderName = "run"
@@ -155,6 +157,8 @@ class PolicyConfig(Group):
         kl = self.algorithm.kl
         if kl.to == "average" and kl.coef > 0 and self.learner.average == "off":
             yield "algorithm.kl.to", "average needs one; set learner.average=moving"
+        if self.learner.result == "best" and not self.evaluates:
+            yield ("learner.result", f"best needs evaluations, and {self.about} has none")
         hardware, learner, ranks = self.hardware, self.learner, self.learner.num_learners
         single = learner.gradient_accumulation_steps is None
         single = single and learner.epochs * learner.optimizer_steps == 1
@@ -281,6 +285,7 @@ class RunConfig(GamesConfig):
 
     primary = "config"
     command = "train"
+    evaluates = True
 
     #: ``strict``: the same configuration and seed on one machine give the same games and weights to
     #: the last bit, also when killed and resumed; games are played in rounds. ``fast``: games are

@@ -76,6 +76,9 @@ class LearnerConfig(Group):
     average: Literal["off", "moving", "uniform"] = "off"
     #: Weight of the past in the ``moving`` average.
     average_decay: Beta = 0.95
+    #: The version that the run is for, and that commands take where none is named: the ``latest``,
+    #: the ``best`` by win rate in evaluations, or the ``average`` of the weights until the latest.
+    result: Literal["latest", "best", "average"] = "latest"
     #: Most tokens of prompt and answer that the loss sees; null: all.
     max_train_len: Count | None = None
     #: Recompute each decoder layer for the gradient, and keep its input only.
@@ -99,6 +102,8 @@ class LearnerConfig(Group):
 
     def clashes(self) -> Iterator[Problem]:
         passes = self.gradient_accumulation_steps
+        if self.result == "average" and self.average == "off":
+            yield "result", "average needs one; set learner.average=moving"
         if self.train == "full" and self.initial_adapter is not None:
             yield "initial_adapter", "needs learner.train=lora, not full"
         recomputed = self.gradient_checkpointing or self.activation_checkpointing

@@ -245,12 +245,17 @@ class Learner:
         return sums_of(selection.turns, logprobs)
 
     def answer_logprobs(
-        self, answers: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
+        self, answers: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], *, averaged: bool = False
     ) -> list[float]:
-        """Log-probs of whole answers, given pairs of prompt and answer; every rank calls it."""
+        """Log-probs of whole answers, given pairs of prompt and answer; every rank calls it.
+
+        averaged: by the average of the weights, which ``learner.average`` keeps.
+        """
         rows, total = rows_of(answers)
+        average = self._policy.followers.average if averaged else None
         self._policy.train(False)
-        logprobs = self._policy.logprobs(rows, total).sampled
+        with contextlib.nullcontext() if average is None else self._policy.followers.worn(average):
+            logprobs = self._policy.logprobs(rows, total).sampled
         self._policy.train()
         return sums_of(rows, logprobs)
 

@@ -25,6 +25,7 @@ from rlforge.record.results import read_evals
 from rlforge.rollout.lineup import as_played_by, can_play, check_plays, eval_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.system.checkpoint import (
+    LATEST,
     checkpoint_version,
     find_checkpoint,
     is_step_name,
@@ -39,6 +40,8 @@ from rlforge.types import PolicyRef
 
 #: Names the version with the highest win rate where a name is asked for.
 BEST = "best"
+#: Names the version of ``learner.result``.
+RESULT = "result"
 
 
 @asynccontextmanager
@@ -96,44 +99,76 @@ def start_engine(
 def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
     """The policy ``name`` of a run and its version; its files are checked against the manifest.
 
-    name: ``step-N`` (with ``policies`` ``NAME-N``), ``latest`` (of the first policy), ``best`` (by
-    win rate), or ``deploy-N``; with ``-average`` the average of the weights until then.
+    name: ``result`` (of ``learner.result``), ``step-N`` (with ``policies`` ``NAME-N``), ``latest``
+    (of the first policy), ``best`` (by win rate), or ``deploy-N``; with ``-average`` the average of
+    the weights until then.
     """
     check_type(name, str, what="a version is named, as 'step-40' or 'latest'")
-    run = RunPaths(root=run_dir)
-    uid, dash, last = name.rpartition("-")
-    if averaged := last == AVERAGE:
-        name = uid if dash else "latest"
-    if name == BEST:
-        name = best_version(run)
     config = read_any(run_dir)
     names = policy_names(config)
-    if name in [step_name(0, each) for each in names] and not averaged:
+    if name in [step_name(0, each) for each in names]:
         # Version 0 has no files, unless the run went on from an adapter.
-        start, own = config.learner.initial_adapter, run.checkpoints / step_name(0)
+        start, own = config.learner.initial_adapter, run_dir / "checkpoints" / name
         start = str(own) if start is not None and own.exists() else start
         one = policy_in(name)
         return PolicyRef(uid=name, kind="checkpoint", path_or_name=start, name=one), 0
     try:
-        path = find_checkpoint(
-            run.deployed if name.startswith("deploy-") else run.checkpoints, name
-        )
+        weights = find_weights(run_dir, name)
     except CheckpointError as error:
         start = step_name(0, names[0])
         raise ConfigError(f"{error}; use {start} for the start of the run") from None
-    version = checkpoint_version(path, verify=True)
-    uid = path.name
-    if averaged:
-        path, uid = path / AVERAGE, f"{path.name}-{AVERAGE}"
-        if not path.is_dir():
-            raise ConfigError(
-                f"{run_dir} keeps no average of its weights: train with learner.average=moving"
-            )
-    one = policy_in(name) if policy_in(name) in names else ""
+    averaged = weights.name == AVERAGE
+    saved = weights.parent if averaged else weights
+    version = checkpoint_version(saved, verify=True)
+    one = policy_in(saved.name) if policy_in(saved.name) in names else ""
     policy = PolicyRef(
-        uid=uid, kind="checkpoint", path_or_name=str(path), version=version, name=one
+        uid=f"{saved.name}-{AVERAGE}" if averaged else saved.name,
+        kind="checkpoint",
+        path_or_name=str(weights),
+        version=version,
+        name=one,
     )
     return policy, version
+
+
+def find_weights(run_dir: Path, name: str) -> Path:
+    """The folder with the weights of the version ``name`` of a run, named as for ``find_policy``.
+
+    Its files are not checked. Raises CheckpointError where there is none, ConfigError for an
+    average that the run does not keep.
+    """
+    run = RunPaths(root=run_dir)
+    if name == RESULT:
+        name = read_any(run_dir).learner.result
+    uid, dash, last = name.rpartition("-")
+    if averaged := last == AVERAGE:
+        name = uid if dash else LATEST
+    if name == BEST:
+        name = best_version(run)
+    path = find_checkpoint(run.deployed if name.startswith("deploy-") else run.checkpoints, name)
+    if not averaged:
+        return path
+    if not (path / AVERAGE).is_dir():
+        raise ConfigError(
+            f"{run_dir} keeps no average of its weights: train with learner.average=moving"
+        )
+    return path / AVERAGE
+
+
+def result_and_latest(run_dir: Path) -> list[str]:
+    """Names of a run's result and of its latest version, where these are two."""
+    same = read_any(run_dir).learner.result == LATEST
+    return [RESULT] if same else [RESULT, LATEST]
+
+
+def about_result(run_dir: Path, option: str) -> str | None:
+    """A note where a run's result is not its latest version. option: the one that names another."""
+    named = read_any(run_dir).learner.result
+    if named == LATEST:
+        return None
+    what = "the average of its weights" if named == AVERAGE else "its best version by win rate"
+    how = f"learner.result={named}"
+    return f"the run's result is {what} ({how}); its last version: {option} {LATEST}"
 
 
 def seated_with(
@@ -181,7 +216,7 @@ def best_version(run: RunPaths) -> str:
 def find_opponent(run_dir: Path, name: str, config: GamesConfig) -> PolicyRef:
     """An opponent by its name in the config or uid in the run; ConfigError for no player here."""
     check_type(name, str, what="an opponent is named, as 'random_legal' or 'step-40'")
-    if is_step_name(name.removesuffix(f"-{AVERAGE}")) or name in ("latest", BEST, AVERAGE):
+    if is_step_name(name.removesuffix(f"-{AVERAGE}")) or name in (RESULT, LATEST, BEST, AVERAGE):
         return find_policy(run_dir, name)[0]
     policy = parse_opponent(name)
     envs = eval_envs(config)

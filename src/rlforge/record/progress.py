@@ -62,7 +62,10 @@ class WinRateRow:
 
 @value
 class ExactRow:
-    """The latest exact measure in an environment, the first (``start``), and newest ones."""
+    """The latest exact measure in an environment, the first (``start``), and newest ones.
+
+    env_id: as ``ExactResult.measured`` says.
+    """
 
     env_id: str
     step: int
@@ -76,7 +79,7 @@ class ExactRow:
         """The row after ``result``; before: None for the first."""
         history = before.history if before else ()
         return cls(
-            env_id=result.env_id,
+            env_id=result.measured,
             step=result.step,
             nash_conv=result.nash_conv,
             start_step=before.start_step if before else result.step,

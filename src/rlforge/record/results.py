@@ -43,6 +43,11 @@ class ExactResult:
     illegal_most: float
     weights: Mapping[str, float] | None = None
 
+    @property
+    def measured(self) -> str:
+        """The game, and whether it is the average of the weights that was measured in it."""
+        return f"{self.env_id} (average)" if self.policy_uid.endswith("-average") else self.env_id
+
 
 @value
 class Alarm:

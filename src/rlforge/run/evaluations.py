@@ -71,6 +71,8 @@ class Evaluations:
         #: What a resumed run needs of each evaluation that is owed, by what names it.
         self._owed: dict[str, dict[str, Any]] = {}
         self._begun: set[int] = set()
+        #: Uids of the versions whose results are recorded.
+        self._measured: set[str] = set()
         self._planned: asyncio.Task[None] | None = None
         self._slots: list[asyncio.Task[None]] = []
         # With ``eval.continuous``: evaluations that are not over, that of the newest version last.
@@ -86,8 +88,12 @@ class Evaluations:
 
     @property
     def needed(self) -> set[str]:
-        """Uids of the versions whose evaluation is under way: engines may load them again."""
-        return set().union(*self._needed.values())
+        """Uids of the versions whose evaluation is under way: engines may load them again.
+
+        With ``learner.result=best`` also of those among which the best is.
+        """
+        measured = self._measured if self._config.learner.result == "best" else ()
+        return set().union(*self._needed.values(), measured)
 
     # ---------------------------------------------------------------- in the course of the run
 
@@ -97,6 +103,7 @@ class Evaluations:
         self._owed.clear()
         for result in read_evals(RunPaths(root=run_dir)):
             self._begun.add(result.step)
+            self._measured.add(result.policy_uid)
             self._results[result.env_id, result.opponent] = result
         for one in owed:
             self._plan(from_json(list[Checkpoint], one["seated"]), edge=one["edge"], again=True)
@@ -231,6 +238,7 @@ class Evaluations:
     def _record(self, uid: str, results: Sequence[EvalResult]) -> None:
         self._needed.pop(uid, None)
         self._owed.pop(uid, None)
+        self._measured.add(uid)
         for result in results:
             self._results[result.env_id, result.opponent] = result
             won = f"{100 * result.win_rate:.1f} % won of {counted(result.games, 'game')}"

@@ -21,14 +21,13 @@ from rlforge.config.roots import read_any
 from rlforge.config.schema import PolicyConfig
 from rlforge.errors import ConfigError, RlforgeError
 from rlforge.games.markup import chat_text
-from rlforge.local.policies import find_policy
+from rlforge.local.policies import RESULT, find_policy
 from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, no_progress_bars
 from rlforge.models.fit import kind_of_weights, read_adapter
 from rlforge.models.made import made_model
 from rlforge.show.card import Exported, Form, example_prompt, model_card
 from rlforge.show.report.data import load_run
 from rlforge.show.report.plots import draw_curves
-from rlforge.system.checkpoint import LATEST
 from rlforge.system.files import atomic_path, atomic_write, says_full_disk
 from rlforge.system.hub import check_push, push_folder
 from rlforge.types import PolicyRef
@@ -61,7 +60,7 @@ def export_run(
     run_dir: Path,
     folder: Path,
     *,
-    version: str = LATEST,
+    version: str = RESULT,
     merge: bool = False,
     dtype: Dtype | None = None,
     gguf: bool = False,

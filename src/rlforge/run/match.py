@@ -18,7 +18,7 @@ from rlforge.games.base import View
 from rlforge.games.players import make_player
 from rlforge.games.registry import check_env
 from rlforge.league.names import parse_opponent
-from rlforge.local.policies import find_policy, seat_policies, start_engine
+from rlforge.local.policies import RESULT, find_policy, seat_policies, start_engine
 from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.rollout import episode
 from rlforge.rollout.episode import AtSeat
@@ -44,7 +44,7 @@ class Policy:
         'step-2'
     """
 
-    def __init__(self, config: PolicyConfig, run_dir: Path, version: str = "latest") -> None:
+    def __init__(self, config: PolicyConfig, run_dir: Path, version: str = RESULT) -> None:
         self.config = config
         self.ref, _ = find_policy(run_dir, version)
         self._engine = start_engine(config, [self.ref], lambda text: None)

@@ -22,6 +22,7 @@ from rlforge.games.base import View
 from rlforge.games.markup import chat_text, message_forms
 from rlforge.games.prompts import Prompter
 from rlforge.kinds import kind_of
+from rlforge.models.files import AVERAGE
 from rlforge.models.made import made_model
 from rlforge.record.results import by_pairing
 from rlforge.rollout.lineup import asked_as, eval_envs, train_envs
@@ -68,7 +69,8 @@ def model_card(version: Exported) -> str:
 
     config, run, policy = version.config, version.run, version.policy
     own = of_policy(config, policy.name)  # of several policies with the groups of this one
-    kind, measured = kind_of(config), _measured(run, policy.name, version.step)
+    kind, averaged = kind_of(config), policy.uid.endswith(f"-{AVERAGE}")
+    measured = [] if averaged else _measured(run, policy.name, version.step)
     adapter = version.form == "adapter"
     relation, lora = ("adapter", ["lora"]) if adapter else ("finetune", [])
     trained_by = "sft" if kind.supervised else "reinforcement-learning"
@@ -103,6 +105,7 @@ def model_card(version: Exported) -> str:
         **version._asdict(),
         own=own,
         measured=measured,
+        averaged=averaged,
         policies=policy_names(config),
         kind=kind,
         made=made_model(config.model.kind) is not None,

@@ -16,6 +16,7 @@ from rlforge.cli.arguments import (
     offered_runs,
     or_newest,
     say,
+    say_result,
     write_result,
 )
 from rlforge.cli.messages import wrapped
@@ -54,7 +55,7 @@ def serve(
         list[str] | None,
         typer.Argument(
             metavar="[RUN] KEY=VALUE",
-            help="A run whose newest version is served, or +experiment=NAME, and changes. "
+            help="A run whose result is served, or +experiment=NAME, and changes. "
             "Keys: rlforge show KEY.",
             show_default=False,
             autocompletion=offered_runs,
@@ -82,6 +83,8 @@ def serve(
 
     given = [one if "=" in one else str(or_newest(Path(one))) for one in arguments or []]
     setup = compose_service(given, config_dir)
+    if setup.source is not None:
+        say_result(setup.source, "result", "deploy --checkpoint")
     checks: server.MakeChecks | None = None
     if setup.continuous is not None and setup.source is not None:
         # Imported only here, because it imports torch.
@@ -101,7 +104,7 @@ def deploy(
             autocompletion=offered_runs,
         ),
     ],
-    checkpoint: Checkpoint = "latest",
+    checkpoint: Checkpoint = "result",
     state: StateDir = None,
     url: Url = None,
 ) -> None:
@@ -119,6 +122,8 @@ def deploy(
     from rlforge.continuous.serving.client import ask_admin, running_at, stage, state_folder
     from rlforge.continuous.serving.validation import find_source
 
+    if (adapter / "config.yaml").is_file():
+        say_result(adapter, checkpoint)
     folder = state_folder(state, adapter)
     address = url or running_at(folder)
     if address is None:

@@ -340,4 +340,4 @@ class DeployRequest(_Strict):
     """``POST /admin/deploy``: an adapter or a run on the service's machine."""
 
     adapter: Text
-    checkpoint: Text = "latest"
+    checkpoint: Text = "result"

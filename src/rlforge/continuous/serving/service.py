@@ -135,7 +135,7 @@ class DeploymentService(Deployer):
     async def deploy(
         self, adapter: Checkpoint | Path | str, *, holdout: Holdout | None = None
     ) -> Deployment:
-        """Serve ``adapter``: a checkpoint, an adapter's directory, or a run (its newest version).
+        """Serve ``adapter``: a checkpoint, an adapter's directory, or a run (its result).
 
         Failures of adapter, engine and disk are not raised: ``reason`` says why the previous
         version is still served. holdout: replaces the service's own.

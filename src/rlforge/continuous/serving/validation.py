@@ -25,7 +25,8 @@ from rlforge.continuous.serving.records import Check, Holdout, PairedOutcomes, P
 from rlforge.continuous.serving.trials import compare
 from rlforge.engines.base import Generator
 from rlforge.errors import CheckpointError, ConfigError, DeploymentError, RlforgeError
-from rlforge.models.files import ADAPTER_CONFIG, MODEL_CONFIG
+from rlforge.local.policies import RESULT, find_weights
+from rlforge.models.files import ADAPTER_CONFIG, AVERAGE, MODEL_CONFIG
 from rlforge.models.finite import check_finite
 from rlforge.models.fit import check_adapter_fits, check_lora, check_model_fits, kind_of_weights
 from rlforge.system.checkpoint import (
@@ -42,8 +43,8 @@ from rlforge.types import Checkpoint, Completion, PolicyRef
 _NAMES = ("files", "fit", "finite", "loads", "format", "holdout", "conduct")
 
 
-def find_source(path: Path, name: str = LATEST) -> Path:
-    """``path``, or the checkpoint ``name`` of the run there; DeploymentError for no weights."""
+def find_source(path: Path, name: str = RESULT) -> Path:
+    """``path``, or the version ``name`` of the run there; DeploymentError for no weights."""
     if not path.is_dir():
         raise DeploymentError(f"{path}: no such directory; give a run or an adapter")
     if (path / ADAPTER_CONFIG).is_file() or (path / MODEL_CONFIG).is_file():
@@ -55,8 +56,10 @@ def find_source(path: Path, name: str = LATEST) -> Path:
             f"({MODEL_CONFIG})"
         )
     try:
-        return find_checkpoint(checkpoints, name)
-    except CheckpointError as error:
+        if (path / "config.yaml").is_file():
+            return find_weights(path, name)
+        return find_checkpoint(checkpoints, LATEST if name == RESULT else name)
+    except (CheckpointError, ConfigError) as error:
         raise DeploymentError(str(error)) from None
 
 
@@ -67,9 +70,13 @@ def checkpoint_of(adapter: Checkpoint | Path | str) -> Checkpoint:
         # Engines may run in another folder, where a relative path would be another one.
         return dataclasses.replace(adapter, path=given and str(Path(given).absolute()))
     path, version = find_source(Path(adapter).absolute()), 0
-    if (path / MANIFEST).is_file():
-        version = checkpoint_version(path)
-    return Checkpoint(uid=path.name, version=version, path=str(path))
+    # An average is a folder of the version whose manifest counts its updates.
+    averaged = path.name == AVERAGE and (path.parent / MANIFEST).is_file()
+    saved = path.parent if averaged else path
+    if (saved / MANIFEST).is_file():
+        version = checkpoint_version(saved)
+    uid = f"{saved.name}-{AVERAGE}" if averaged else path.name
+    return Checkpoint(uid=uid, version=version, path=str(path))
 
 
 def fingerprint(path: Path) -> dict[str, str]:

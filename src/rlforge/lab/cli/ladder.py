@@ -43,8 +43,8 @@ def ladder(
         typer.Option(metavar="NAME,…", help=f"Further members: {OPPONENTS}.", show_default=False),
     ] = "",
     checkpoints: Annotated[
-        str, typer.Option(metavar="UID,…", help="The versions of each run: step-0, step-40, best …")
-    ] = "latest",
+        str, typer.Option(metavar="UID,…", help="The versions of each run: result, step-40, best …")
+    ] = "result",
     env: Annotated[
         str | None,
         typer.Option(

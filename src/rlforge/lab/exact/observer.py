@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlforge.config.schema import RunConfig
 from rlforge.errors import RunError
+from rlforge.models.files import AVERAGE
 from rlforge.record.results import ExactResult
 from rlforge.rollout.lineup import eval_envs
 from rlforge.run.lifecycle import RunContext
@@ -48,7 +50,10 @@ def measured(
     policy: PolicyRef,
     envs: Sequence[EnvSpec],
 ) -> list[ExactResult]:
-    """The exact measure of the present weights, which ``policy`` names, in each of ``envs``."""
+    """The exact measure in each of ``envs`` of the present weights, which ``policy`` names.
+
+    With ``learner.result=average`` that of their average.
+    """
     from rlforge.lab.exact.table import Questions
     from rlforge.models.load import load_tokenizer
 
@@ -57,8 +62,11 @@ def measured(
         tokenizer = load_tokenizer(config.model)
         kept["questions"] = [Questions(env, config, tokenizer) for env in envs]
     questions: list[Questions] = kept["questions"]
+    averaged = config.learner.result == AVERAGE
+    if averaged:
+        policy = replace(policy, uid=f"{policy.uid}-{AVERAGE}")
     scored = [
-        learner.answer_logprobs([(a.prompt, a.tokens) for a in asked.answers])
+        learner.answer_logprobs([(a.prompt, a.tokens) for a in asked.answers], averaged=averaged)
         for asked in questions
     ]
     # Other ranks only take part in scoring; rank 0 has the result.

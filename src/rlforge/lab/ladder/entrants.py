@@ -16,10 +16,10 @@ from rlforge.errors import ConfigError, nearest
 from rlforge.games.registry import check_env
 from rlforge.lab.ladder.record import FileHash, LadderMember, LadderRules
 from rlforge.league.names import parse_opponent
-from rlforge.local.policies import find_policy
+from rlforge.local.policies import RESULT, find_policy
 from rlforge.models.load import local_copy
 from rlforge.rollout.lineup import check_plays, eval_envs, train_envs
-from rlforge.system.checkpoint import LATEST, MANIFEST, STATE, is_step_name
+from rlforge.system.checkpoint import MANIFEST, STATE, is_step_name
 from rlforge.system.files import files_below, sha256_of
 from rlforge.system.hardware import versions
 from rlforge.types import EnvSpec, PolicyRef, value
@@ -47,7 +47,7 @@ def plan_ladder(
     runs: Sequence[tuple[Path, str | None]],
     *,
     against: Sequence[str] = (),
-    checkpoints: Sequence[str] = (LATEST,),
+    checkpoints: Sequence[str] = (RESULT,),
     env_id: str | None = None,
     games: int = 200,
     precision: float = 0.1,

@@ -79,7 +79,7 @@ def exact(run: RunData) -> list[Chart]:
             for seat, ys in enumerate(gains)
         ]
         total = Series(name="NashConv", xs=steps, ys=[row.nash_conv for row in rows])
-        drawn.append(Chart(title=env, series=[total, *seats], exact=True))
+        drawn.append(Chart(title=rows[-1].measured, series=[total, *seats], exact=True))
     return drawn
 
 
