@@ -175,6 +175,6 @@ async def test_smollm2_judges_two_decisions(make_window):
         max_answer_tokens=160,
         timeout_s=240,
     )
-    assert scores.metrics["judge_calls"] == 1
+    assert scores.metrics["judge_calls"] == 2  # in both orders
     assert scores.metrics["judge_tokens"] > 400
     assert all(score is not None and 0 <= score <= 1 for score in scores.values)
