@@ -66,12 +66,14 @@ def test_answers_that_are_equal_so_far_are_one_row(base, make_core):
     assert all(end <= count <= end * 8 / 7 for end, count in zip(ends, rows, strict=True))
 
 
+@pytest.mark.parametrize("logits_bytes", [0, 2_000, 1 << 20])
 @pytest.mark.parametrize("seed", range(4))
-def test_requests_with_equal_tokens_are_answered_as_if_alone(make_core, seed):
+def test_requests_with_equal_tokens_are_answered_as_if_alone(make_core, seed, logits_bytes):
     """With any settings, whenever they come, and whichever of them are cancelled."""
     rng = random.Random(seed)
     positions = [words(rng, 3, 12) for _ in range(3)]
-    core, alone = make_core(max_model_len=32), make_core(max_model_len=32, kept_tokens=0)
+    core = make_core(max_model_len=32, logits_bytes=logits_bytes)
+    alone = make_core(max_model_len=32, kept_tokens=0)
     answers, asked = dict[int, Any](), dict[int, Any]()
     for _ in range(40):
         params = SamplingParams(

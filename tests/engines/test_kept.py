@@ -6,11 +6,12 @@ import random
 from itertools import pairwise
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlforge.engines.batching import BatchGenerator
-from rlforge.engines.kept import LEAST_SHARED, MOST_SHARED, KeptRows, SharedBeginnings
+from rlforge.engines.kept import LEAST_SHARED, MOST_SHARED, KeptLogits, KeptRows, SharedBeginnings
 from rlforge.engines.versions import PolicyKey
 from rlforge.types import Completion, PolicyRef, SamplingParams
 
@@ -293,3 +294,54 @@ def test_a_beginning_is_found_where_a_prompt_has_it(data):
         for prompt, beginning in found.items():
             assert not beginning or LEAST_SHARED <= len(beginning) < len(prompt)
             assert prompt[: len(beginning)] == beginning
+
+
+# ---------------------------------------------------------------- logits
+
+
+def test_what_was_read_and_drawn_before_needs_no_pass(make_core, make_adapter):
+    core = make_core(logits_bytes=1 << 20)
+    for policy, model in [make_adapter(1), make_adapter(2)]:
+        first = ask(core, (1, 2, 3), policy, seed=5, keep=False)
+        read = core.stats().read_tokens
+        again = ask(core, (1, 2, 3), policy, seed=5, keep=False)
+        assert core.stats().read_tokens == read
+        assert (again.token_ids, again.logprobs) == (first.token_ids, first.logprobs)
+        assert list(again.logprobs) == pytest.approx(direct_logprobs(model, again), abs=1e-4)
+        # Another draw goes its own way from the first token on that differs.
+        other = ask(core, (1, 2, 3), policy, seed=6, keep=False)
+        assert other.token_ids != first.token_ids
+        assert list(other.logprobs) == pytest.approx(direct_logprobs(model, other), abs=1e-4)
+    assert core.stats().generated_tokens == 2 * sum(
+        len(one.token_ids) for one in (first, again, other)
+    )
+
+
+@pytest.mark.parametrize("event", ["sleep", "version", "nothing"])
+def test_kept_logits_go_with_their_version_and_in_sleep(make_core, make_adapter, event):
+    core = make_core(max_loras=1, logits_bytes=1 << 20)
+    (first, _), (second, _) = make_adapter(1), make_adapter(2)
+    ask(core, (1, 2, 3), first, seed=5)
+    if event == "version":
+        ask(core, (1, 2, 3), second, seed=5)
+    if event == "sleep":
+        core.drain()
+        core.sleep()
+        core.wake()
+    read = core.stats().read_tokens
+    ask(core, (1, 2, 3), first, seed=5)
+    assert (core.stats().read_tokens > read) == (event != "nothing")
+
+
+def test_the_logits_used_last_stay_within_their_bytes():
+    kept, step = KeptLogits(most_bytes=3 * 40), PolicyKey("step-1", "a")
+    for token in range(3):
+        kept.put(step, (token,), torch.full((4, 10), float(token))[token])
+    assert kept.get(step, (0,)) is not None
+    kept.put(step, (3,), torch.full((10,), 3.0))
+    found = [kept.get(step, (token,)) for token in range(4)]
+    assert found[1] is None
+    assert [float(one[0]) for one in found if one is not None] == [0.0, 2.0, 3.0]
+    assert all(one.untyped_storage().nbytes() == 40 for one in found if one is not None)
+    kept.put(step, (4,), torch.zeros(31))  # more than all may have
+    assert not kept.has(step, (4,))

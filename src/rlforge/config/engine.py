@@ -61,6 +61,10 @@ class EngineConfig(Group):
     #: beginnings of prompts. null: ``max_parallel_seq`` times ``max_model_len`` less the running
     #: sequences, 0: none. Only for ``transformers``; vLLM has ``vllm.enable_prefix_caching``.
     cache_tokens: Whole | None = None
+    #: MiB of logits kept between requests: where a version has read the same tokens before, as in
+    #: games of few positions, the next one is drawn without a pass. 0: none. Only for
+    #: ``transformers``.
+    logits_mb: Whole = 0
     #: Compute each answer as if it were alone in its batch, the same to the last bit.
     #: `determinism=strict` sets it. Only for ``transformers``.
     batch_invariant: bool = False

@@ -24,7 +24,7 @@ from rlforge.engines.cache import Row, copy_row
 from rlforge.engines.core import StepGenerator
 from rlforge.engines.grammars import Grammars
 from rlforge.engines.group import Generation, Group, Prompt
-from rlforge.engines.kept import LEAST_SHARED, KeptRows, SharedBeginnings
+from rlforge.engines.kept import LEAST_SHARED, KeptLogits, KeptRows, SharedBeginnings
 from rlforge.engines.policies import PolicyStore
 from rlforge.engines.versions import PolicyKey
 from rlforge.engines.whole import WholeGroup, cache_problem, reads_padded
@@ -79,6 +79,7 @@ class BatchLimits:
             number could begin; 0 admits requests at once.
         kept_tokens: Most tokens whose keys and values are kept for later requests; None: as many as
             running rows leave of ``max_sequences`` times ``max_model_len``.
+        logits_bytes: Most bytes of logits that are kept for equal sequences.
     """
 
     max_sequences: int
@@ -86,6 +87,7 @@ class BatchLimits:
     prompt_tokens: int = 8192
     patience_steps: int = 0
     kept_tokens: int | None = None
+    logits_bytes: int = 0
 
 
 class BatchGenerator(StepGenerator[Generation]):
@@ -118,6 +120,7 @@ class BatchGenerator(StepGenerator[Generation]):
         self._device = next(policies.base.parameters()).device
         #: By ``PolicyStore.batch_of``.
         self._groups: dict[PolicyKey | None, Group] = {}
+        self._logits = KeptLogits(limits.logits_bytes)
         self._new_group = self._kind_of_group(pad_id)
         self._kept, self._shared = KeptRows(), SharedBeginnings()
         self._resident = frozenset[PolicyKey]()
@@ -147,6 +150,7 @@ class BatchGenerator(StepGenerator[Generation]):
             narrow=narrow,
             keep=self._keep,
             share=self._share,
+            logits=self._logits,
         )
 
     def _new_request(self, **fields: Any) -> Generation:
@@ -193,6 +197,7 @@ class BatchGenerator(StepGenerator[Generation]):
         if (resident := frozenset(self._policies.resident)) != self._resident:
             self._resident = resident
             self._kept.drop_unless(self._policies.is_resident)
+            self._logits.drop_unless(self._policies.is_resident)
         joining: dict[PolicyKey | None, list[Generation]] = {}
         for key, generations in self._admit().items():
             if key not in running:
@@ -205,17 +210,33 @@ class BatchGenerator(StepGenerator[Generation]):
             for batch_key, generations in joining.items():
                 group = self._groups.get(batch_key) or self._new_group()
                 self._groups[batch_key] = group
+                answers += self._recall(group, generations)
+                generations = [each for each in generations if each.finish_reason is None]
                 for rows in self._prompt_batches(generations):
                     batch = [generation for row in rows for generation in row]
                     answers += self._run(batch, partial(group.prefill, rows))
-                    self._prompt_tokens += sum(len(g.prompt) for g in batch)
-                    self._cached_tokens += sum(g.known for g in batch)
+                    self._read(batch)
         self._groups = {key: group for key, group in self._groups.items() if group.running}
         return answers
+
+    def _recall(self, group: Group, joining: Sequence[Generation]) -> list[Answer]:
+        """The answers of those requests that need no pass."""
+        over = group.recall(joining)
+        for generation in over:
+            generation.row, generation.known = (), len(generation.prompt)
+        self._read(over)
+        self._generated_tokens += sum(len(each.token_ids) for each in joining)
+        return [self._answer(generation) for generation in over]
+
+    def _read(self, generations: Sequence[Generation]) -> None:
+        """Count the prompts of ``generations``, and what was known of them."""
+        self._prompt_tokens += sum(len(g.prompt) for g in generations)
+        self._cached_tokens += sum(min(g.known, len(g.prompt)) for g in generations)
 
     def sleep(self) -> None:
         # Caches of running requests are already freed.
         self._kept.clear()
+        self._logits.clear()
         self._policies.move_to(torch.device("cpu"))
 
     def wake(self) -> None:
@@ -225,6 +246,7 @@ class BatchGenerator(StepGenerator[Generation]):
     def close(self) -> None:
         self._groups = {}
         self._kept.clear()
+        self._logits.clear()
 
     def _admit(self) -> dict[PolicyKey, list[Generation]]:
         """The waiting requests, oldest first, for which there is room in this step."""
@@ -244,6 +266,8 @@ class BatchGenerator(StepGenerator[Generation]):
         def to_read(key: PolicyKey, generation: Generation) -> int:
             """Give a request what is kept of its prompt; returns how many tokens it reads."""
             generation.row, generation.known = self._kept.take(key, generation.prompt)
+            if self._logits.has(key, generation.prompt):
+                return 0
             before = len(prompts)
             prompts.add((key, generation.prompt))
             return generation.unread if len(prompts) > before else 0
@@ -260,7 +284,7 @@ class BatchGenerator(StepGenerator[Generation]):
         """
         alike: dict[Prompt, list[Generation]] = {}
         for generation in generations:
-            alike.setdefault((generation.key, generation.prompt), []).append(generation)
+            alike.setdefault((generation.key, generation.tokens), []).append(generation)
         batch: list[list[Generation]] = []
         read = longest = 0
         unread = {each: min(g.unread for g in same) for each, same in alike.items()}
@@ -332,6 +356,7 @@ class BatchGenerator(StepGenerator[Generation]):
             # A caller that keeps the error must not keep keys, values and logits alive with it.
             traceback.clear_frames(error.__traceback__)
             self._kept.clear()
+            self._logits.clear()
             for group in self._groups.values():
                 group.drop({g.id for g in generations})
             reason = f"generation failed: {type(error).__name__}: {error}"

@@ -17,6 +17,7 @@ from rlforge.engines.cache import Row, cache_of, join_rows, keep_rows, new_cache
 from rlforge.engines.core import EngineRequest
 from rlforge.engines.grammars import GrammarState
 from rlforge.engines.invariant import sequences_begin
+from rlforge.engines.kept import KeptLogits
 from rlforge.engines.policies import PolicyStore
 from rlforge.engines.sampling import sample, uniforms
 from rlforge.engines.versions import PolicyKey
@@ -53,9 +54,14 @@ class Generation(EngineRequest):
         return len(self.prompt) + len(self.token_ids)
 
     @property
+    def tokens(self) -> tuple[int, ...]:
+        """Prompt and answer so far."""
+        return (*self.prompt, *self.token_ids) if self.token_ids else self.prompt
+
+    @property
     def unread(self) -> int:
-        """Tokens of the prompt whose keys and values are not known."""
-        return len(self.prompt) - self.known
+        """Tokens whose keys and values are not known."""
+        return self.length - self.known
 
     def append(self, token: int, logprob: float) -> None:
         """Append a token, which may end the answer; a NaN ends it with an error."""
@@ -108,6 +114,7 @@ class Group:
             (``rlforge.models.last_layer``).
         keep: Called with a generation that is over and asked to be kept, its cache and its row.
         share: Called with the number of generations of each prompt just read, and their cache.
+        logits: Logits after sequences that were read before.
     """
 
     def __init__(
@@ -119,9 +126,10 @@ class Group:
         narrow: bool,
         keep: Callable[[Generation, Cache, int], None],
         share: Callable[[Mapping[Prompt, int], Cache], None],
+        logits: KeptLogits,
     ) -> None:
         self._policies = policies
-        self._keep, self._share = keep, share
+        self._keep, self._share, self._logits = keep, share, logits
         self._narrow = narrow
         self._pad_id = pad_id
         self._max_rows = max_rows
@@ -137,14 +145,16 @@ class Group:
     def size(self, joining: Sequence[Generation] = ()) -> int:
         """Most tokens that its rows have room for, once ``joining`` are among them."""
         width = 0 if self._cache is None else self._cache.get_seq_length()
-        return (len(self._rows) + len(joining)) * max([width, *(len(g.prompt) for g in joining)])
+        return (len(self._rows) + len(joining)) * max([width, *(g.length for g in joining)])
 
     def drop(self, ids: set[int]) -> None:
         """Forget cancelled generations."""
         self._rows = [[g for g in row if g.id not in ids] for row in self._rows]
 
     def prefill(self, rows: Sequence[Sequence[Generation]]) -> list[Generation]:
-        """Read the prompt that the generations of each row have, and draw the first token of each.
+        """Read the prompt that the generations of each row have, and draw the next token of each.
+
+        Some of their answer may be drawn already, by ``recall``.
 
         Returns the generations that are over after it.
         """
@@ -154,9 +164,9 @@ class Group:
         width = max(g.unread for g in readers)
         ids = np.full((len(readers), width), self._pad_id, dtype=np.int64)
         for tokens, reader in zip(ids, readers, strict=True):
-            read = reader.prompt[-width:]
+            read = reader.tokens[-width:]
             tokens[width - len(read) :] = read
-            reader.known = len(reader.prompt) - len(read)
+            reader.known = reader.length - len(read)
         cache = None  # answers of one token need none
         if any(g.known for g in readers):
             cache = cache_of([(g.row, g.known) for g in readers], spare=width)
@@ -166,11 +176,12 @@ class Group:
             for generation in row:
                 generation.row = ()
                 if generation is not reader:
-                    generation.known = len(generation.prompt)
-        self._draw(rows, ids, [len(g.prompt) for g in readers], cache)
+                    generation.known = generation.length
+        begun = {(row[0].key, row[0].tokens): len(row) for row in rows}
+        self._draw(rows, ids, [g.length for g in readers], cache)
         if cache is None:
             return _over(rows)
-        self._share({(row[0].key, row[0].prompt): len(row) for row in rows}, cache)
+        self._share(begun, cache)
         return self._part(rows, cache)
 
     def step(self) -> list[Generation]:
@@ -266,6 +277,22 @@ class Group:
             )
         self._append(rows, output.logits[:, -1])
 
+    def recall(self, generations: Sequence[Generation]) -> list[Generation]:
+        """Draw for ``generations``, which join, as long as the logits are kept.
+
+        Returns those that are over.
+        """
+        running = list(generations)
+        while running:
+            rows: dict[Prompt, list[Generation]] = {}
+            for each in running:
+                rows.setdefault((each.key, each.tokens), []).append(each)
+            kept = {each: found for each in rows if (found := self._logits.get(*each)) is not None}
+            if kept:
+                self._append([rows[each] for each in kept], torch.stack([*kept.values()]))
+            running = [g for each in kept for g in rows[each] if g.finish_reason is None]
+        return _over([generations])
+
     def _only_ends(self, model: Any, ids: np.ndarray[Any, Any]) -> AbstractContextManager[Any]:
         """In the block, the last layer of ``model`` computes only the last position of each row."""
         if not self._narrow or ids.shape[1] == 1:
@@ -275,6 +302,10 @@ class Group:
 
     def _append(self, rows: Sequence[Sequence[Generation]], logits: Tensor) -> None:
         """Draw for all generations, those of one row and one setting from one distribution."""
+        if self._logits.most_bytes:
+            for place, row in enumerate(rows):
+                if row:
+                    self._logits.put(row[0].key, row[0].tokens, logits[place])
         drawn: dict[tuple[int, float, float, int, float, str | None], list[Generation]] = {}
         for place, row in enumerate(rows):
             for generation in row:

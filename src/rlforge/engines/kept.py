@@ -1,4 +1,4 @@
-"""Keys and values that later requests continue: of their conversation, or of what prompts share.
+"""Keys and values that later requests continue, and logits that they draw from.
 
 The next prompt of a conversation begins with the last prompt and its answer, and all prompts of a
 game with its rules. Where keys and values of these are kept, only the tokens after them are read.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from torch import Tensor
 
 from rlforge.engines.cache import Row
 from rlforge.engines.versions import PolicyKey
@@ -119,6 +120,57 @@ class KeptRows:
         seed = np.uint64(hash(key) % 2**64)
         hashes: list[int] = (np.add.accumulate(terms) ^ seed).tolist()
         return hashes
+
+
+class KeptLogits:
+    """Logits after sequences that were read before; those not used for longest are dropped first.
+
+    Small games have few positions, so that most requests of a version ask about one that another
+    request has asked about: they need no pass.
+
+    Example:
+        >>> kept, step = KeptLogits(most_bytes=8), PolicyKey("step-1", "checkpoints/step-1")
+        >>> import torch
+        >>> for token in (5, 6, 7):
+        ...     kept.put(step, (token,), torch.tensor([float(token)]))
+        >>> [kept.get(step, (token,)) for token in (5, 7)]
+        [None, tensor([7.])]
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes, self._bytes = most_bytes, 0
+        self._entries: OrderedDict[tuple[PolicyKey, tuple[int, ...]], Tensor] = OrderedDict()
+
+    def put(self, key: PolicyKey, tokens: tuple[int, ...], logits: Tensor) -> None:
+        """Keep a copy of ``logits`` [V] after ``tokens``."""
+        if logits.nbytes > self.most_bytes or self.has(key, tokens):
+            return
+        # A view would keep the logits of the whole batch.
+        self._entries[key, tokens] = logits.clone()
+        self._bytes += logits.nbytes
+        while self._bytes > self.most_bytes:
+            self._bytes -= self._entries.popitem(last=False)[1].nbytes
+
+    def get(self, key: PolicyKey, tokens: tuple[int, ...]) -> Tensor | None:
+        """The logits after ``tokens``, if they are kept."""
+        found = self._entries.get((key, tokens))
+        if found is not None:
+            self._entries.move_to_end((key, tokens))
+        return found
+
+    def has(self, key: PolicyKey, tokens: tuple[int, ...]) -> bool:
+        """Whether the logits after ``tokens`` are kept."""
+        return (key, tokens) in self._entries
+
+    def drop_unless(self, resident: Callable[[PolicyKey], bool]) -> None:
+        """Drop those of versions that are not resident any more."""
+        for each in [each for each in self._entries if not resident(each[0])]:
+            self._bytes -= self._entries.pop(each).nbytes
+
+    def clear(self) -> None:
+        """Drop all."""
+        self._entries.clear()
+        self._bytes = 0
 
 
 class SharedBeginnings:

@@ -76,6 +76,7 @@ class TransformersEngine(ThreadedEngine):
                 prompt_tokens=PROMPT_TOKENS["cpu" if on_cpu else "cuda"],
                 patience_steps=0 if on_cpu else _GPU_PATIENCE_STEPS,
                 kept_tokens=config.cache_tokens,
+                logits_bytes=config.logits_mb << 20,
             ),
             decode=decoder(tokenizer),
             vocab_size=vocab_size,

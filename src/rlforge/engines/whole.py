@@ -21,6 +21,7 @@ from transformers.cache_utils import Cache
 
 from rlforge.engines.cache import Row, copy_row
 from rlforge.engines.group import Generation, Group
+from rlforge.engines.kept import KeptLogits
 from rlforge.engines.policies import PolicyStore
 from rlforge.engines.versions import BASE, PolicyKey
 from rlforge.errors import ConfigError
@@ -188,7 +189,15 @@ def _answers(policies: PolicyStore, narrow: bool) -> list[Generation]:
     def keep(generation: Generation, cache: Cache, row: int) -> None:
         rows[generation.id] = copy_row(cache, row, generation.length - 1)
 
-    group = Group(policies, 0, 8, narrow=narrow, keep=keep, share=lambda prompts, cache: None)
+    group = Group(
+        policies,
+        0,
+        8,
+        narrow=narrow,
+        keep=keep,
+        share=lambda prompts, cache: None,
+        logits=KeptLogits(0),
+    )
     params = SamplingParams(conversation=0)
     policy = PolicyRef(uid="trial", kind="checkpoint")
 
