@@ -136,6 +136,7 @@ class EnvSpec:
         win_score: The least reward that is a win in a game of one player, or of one team.
         winners: Rule for several players, see ``outcome``; None takes the game's own.
         actions: Form of OpenSpiel's actions: ``words``, or its own ``numbers``.
+        canonical: Whether the run's model is shown grids in one of the orientations that are alike.
         form: At seats of the model.
         api_form, hf_form: At seats of API and other models, which know no short forms.
         forms: Forms by policy, for those with one of their own.
@@ -160,6 +161,7 @@ class EnvSpec:
     hf_form: Form = dataclasses.field(default=_FOR_ANY_MODEL, metadata=_stored("hf_"))
     context: Literal["turn", "conversation"] = "turn"
     overflow: Literal["end", "drop_oldest"] = "end"
+    canonical: bool = False
     forms: tuple[PolicyForm, ...] = ()
 
     @property

@@ -112,6 +112,24 @@ def test_answers_have_the_form_and_the_end_of_the_models_turn(chat_model, tmp_pa
     assert sample.logprobs == (0.0,) * len(sample.token_ids)
 
 
+def test_with_canonical_boards_and_answers_are_turned_together(tiny, tmp_path):
+    plain = config(tiny, games=4)
+    turned = dataclasses.replace(plain, env=dataclasses.replace(plain.env, canonical=True))
+    tokenizer = load_tokenizer(tiny)
+    boards = {}
+    for name, one in (("plain", plain), ("turned", turned)):
+        made = samples(one, tmp_path / name)
+        asked = [tokenizer.decode(each.prompt_token_ids).split() for each in made]
+        boards[name] = [" ".join(words) for words in asked]
+        for words, each in zip(asked, made, strict=True):
+            [cell] = re.findall(r"\d", tokenizer.decode(each.token_ids))
+            rows = "".join(word[1:] for word in words[1:4])
+            assert rows[int(cell)] == "_"
+            assert name == "turned" or f"[{cell}]" == each.action
+    assert len(boards["plain"]) == len(boards["turned"])
+    assert len({*boards["plain"]}) > len({*boards["turned"]})
+
+
 def test_in_conversations_a_players_turns_continue_each_other_as_in_play(chat_model, tmp_path):
     made = samples(config(chat_model, context="conversation"), tmp_path)
     tokenizer = load_tokenizer(chat_model)

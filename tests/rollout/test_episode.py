@@ -8,8 +8,9 @@ from tests import factories
 from tests.factories import game_spec, seat
 
 from rlforge.errors import EngineError, ExtensionError, PromptTooLongError
+from rlforge.games.orientation import canonical
 from rlforge.games.players import make_player
-from rlforge.rollout.episode import play_game, turn_seed
+from rlforge.rollout.episode import play_game, replayed, turn_seed
 from rlforge.types import Completion, EnvSpec, Form
 
 TAK = EnvSpec(id="SimpleTak-v0-train")
@@ -345,3 +346,25 @@ def test_players_that_remember_get_the_answers_of_the_past():
     assert record.turns[:3] == past
     assert len(record.turns) > 3
     assert player.past == [(turn.player_id, turn.observation, turn.completion) for turn in past]
+
+
+async def test_with_canonical_a_model_plays_on_turned_boards_and_scripts_on_the_games_own():
+    env = dataclasses.replace(TAK, canonical=True)
+    model = factories.checkpoint()
+    seats = [seat(0, model, form=Form(template="board")), seat(1, POLICY)]
+    seen = {"checkpoint": [], "scripted": []}
+
+    async def answer(seat, view, seed):
+        seen[seat.policy.kind].append(view)
+        if seat.policy.kind == "scripted":
+            return Completion(text=view.legal_actions[-1], finish_reason="scripted")
+        return Completion(text=rf"\\boxed{{{view.legal_actions[0]}}}")
+
+    record = await play_game(game_spec("g", env, seats, seed=1), answer)
+    assert record.error is None
+    assert all(turn.legal for turn in record.turns)
+    assert {canonical(view.grid)[0] == view.grid for view in seen["checkpoint"]} == {True}
+    assert {canonical(view.grid)[0] == view.grid for view in seen["scripted"]} != {True}
+    # The record is in the words of the game: it can be played again.
+    for game, turn in replayed(record):
+        assert turn.action in game.view().legal_actions

@@ -88,6 +88,13 @@ class EnvConfig(Group):
     #: game (reason ``context_limit``), or ``drop_oldest`` turns but the first, which has the rules,
     #: once less than ``engine.max_tokens`` are left for an answer.
     overflow: Literal["end", "drop_oldest"] = "end"
+    #: Show the run's model grids of squares in one of the orientations that the symmetries of the
+    #: board make equal, and turn its answers back: there are fewer positions to learn.
+    canonical: bool = False
+
+    def clashes(self) -> Iterator[Problem]:
+        if self.canonical and self.context == "conversation":
+            yield "canonical", "turns each position by itself; use env.context=turn"
 
 
 @dataclass

@@ -86,6 +86,12 @@ class Template:
         texts = f"{self.system}{self.user}{self.later}{self.assistant}"
         return not texts.replace("{board}", "").strip()
 
+    @property
+    def shows_observation(self) -> bool:
+        """Whether the texts hold the game's own text; a subclass may."""
+        texts = f"{self.system}{self.user}{self.later}"
+        return "{observation}" in texts or type(self) is not Template
+
     def messages(self, view: View, request: str) -> list[Message]:
         """The first messages; ConfigError where the game ``lacks`` what they show."""
         user = {"role": "user", "content": _filled(self.user, view, view.observation, request)}

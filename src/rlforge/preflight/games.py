@@ -270,6 +270,16 @@ def _template_problems(
             f"writes words, and model={composed.config.model.kind} reads compact boards only; use "
             f"{own}=board, or a language model such as model=smollm2_135m",
         )
+    if spec.canonical and view.grid is None:
+        yield composed.error("env.canonical", f"{spec.id} has no grid of squares; leave it out")
+    elif spec.canonical:
+        for form in (spec.form, *(own.form for own in spec.forms)):
+            if prompter.template(form.template).shows_observation:
+                yield composed.error(
+                    "env.canonical",
+                    f"prompt_template={form.template} shows the game's own text, which is not "
+                    "turned; use a template of {grid} or {board}",
+                )
     asked = (spec.form, spec.api_form, spec.hf_form)
     for name in dict.fromkeys(form.template for form in asked):
         template = prompter.template(name)

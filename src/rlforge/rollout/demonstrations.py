@@ -22,6 +22,7 @@ from rlforge.engines.registry import make_engine
 from rlforge.errors import RunError, counted
 from rlforge.games.actions import extract
 from rlforge.games.base import View
+from rlforge.games.orientation import Shown, shown
 from rlforge.games.prompts import Prompter
 from rlforge.league.names import parse_opponent
 from rlforge.models.load import load_decoder, load_tokenizer, prompt_room
@@ -260,24 +261,25 @@ def _answers(
             continue
         chat = conversation_in(env, prompter, env.form, room)
         pairs = zip(record.turns, views, strict=True)
-        own = [(turn, view) for turn, view in pairs if turn.player_id == seat.player_id]
+        own = [(turn, shown(env, view)) for turn, view in pairs if turn.player_id == seat.player_id]
         first = _first_learned(len(own), data)
-        for index, (turn, view) in enumerate(own):
+        for index, (turn, asked) in enumerate(own):
             if chat is None and (index < first or not _is_good(turn)):
                 continue
             # A conversation cannot go on from an answer that the model would not give.
             if not _is_good(turn):
                 break
-            question = None if chat is None else chat.ask(view)
+            question = None if chat is None else chat.ask(asked.view)
             prompt, ids = (
-                prompter.encode(env.form, view)
+                prompter.encode(env.form, asked.view)
                 if question is None
                 else (question.prompt.text, question.token_ids)
             )
-            tokens = encoder.answer(said(turn, env, data.answer, view), after=prompt)
+            tokens = encoder.answer(said(turn, env, data.answer, asked), after=prompt)
             text = encoder.text(tokens)
             # A stop token may cut the answer before its action: the sample is then left empty.
-            read = extract(env.form.extraction, text, view.legal_actions).action == turn.action
+            found = extract(env.form.extraction, text, asked.view.legal_actions)
+            read = asked.played(found.action) == turn.action
             if index >= first:
                 yield sample_of(record, turn, index, ids, tokens if read else ())
             if chat is None or question is None:
@@ -287,15 +289,15 @@ def _answers(
             chat.add(question, Completion(text=text, token_ids=tokens, finish_reason="stop"))
 
 
-def said(turn: Turn, env: EnvSpec, template: str, view: View) -> str:
+def said(turn: Turn, env: EnvSpec, template: str, asked: Shown) -> str:
     """The answer to learn: an API model's words where they are in the form of ``env``."""
     own = turn.completion.text.strip()
     if turn.completion.finish_reason != "scripted":
-        read = extract(env.form.extraction, own, view.legal_actions)
-        if read.well_formed and read.action == turn.action:
+        read = extract(env.form.extraction, own, asked.view.legal_actions)
+        if read.well_formed and asked.played(read.action) == turn.action:
             return own
         template = ACTION
-    return written(template, env.form.extraction, turn.action)
+    return written(template, env.form.extraction, asked.said(turn.action))
 
 
 def sample_of(

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from rlforge.errors import ExtensionError, GameError, PromptTooLongError, RlforgeError
 from rlforge.games.actions import extract
 from rlforge.games.base import Game, View, reseed
+from rlforge.games.orientation import Shown, shown
 from rlforge.games.registry import make_game
 from rlforge.rollout.schedule import same_game
 from rlforge.system.timeouts import TimeLimit
@@ -188,14 +189,16 @@ async def _play_turn(
             news=None if view.news is None else f"{view.news}\n\n{feedback}",
         )
     seat = spec.seats[view.player_id]
+    turned = shown(spec.env, view) if seat.policy.kind == "checkpoint" else Shown(view=view)
     try:
-        completion = await answer(seat, view, turn_seed(spec, len(turns)))
+        completion = await answer(seat, turned.view, turn_seed(spec, len(turns)))
     except PromptTooLongError as error:
         raise _ContextLimitError(seat.player_id, f"{type(error).__name__}: {error}") from error
     # A scripted player answers in the game's notation: the seat's format does not apply.
     reader = "raw" if completion.finish_reason == "scripted" else seat.form.extraction
-    extraction = extract(reader, completion.text, view.legal_actions)
-    game.step(extraction.action)
+    extraction = extract(reader, completion.text, turned.view.legal_actions)
+    action = turned.played(extraction.action)
+    game.step(action)
     info: dict[str, Any] = {"retry": view.retry, "format_feedback": extraction.feedback}
     if view.legal_actions is not None:
         info["legal_actions"] = len(view.legal_actions)
@@ -206,12 +209,12 @@ async def _play_turn(
             info["history_cut"] = not continues(asked, known.prompt_token_ids, known.token_ids)
     branches: tuple[tuple[int, ...], ...] = ()
     if legal_tokens and seat.trained:
-        branches = legal_tokens(seat, view, completion, game.accepted)
+        branches = legal_tokens(seat, turned.view, completion, game.accepted)
     return Turn(
         player_id=view.player_id,
         observation=view.observation,
         completion=completion,
-        action=extraction.action,
+        action=action,
         well_formed=extraction.well_formed,
         legal=game.accepted,
         legal_tokens=branches,

@@ -161,8 +161,15 @@ def form_of(*groups: ModelConfig | EnvEntry | PolicyEntry | ApiConfig | HfConfig
 
 def asked_as(config: PolicyConfig, env_id: str | None = None, policy: str = "") -> Form:
     """How a run asks its ``policy`` in a game; any other game as its first training game."""
-    if (games := config.games) is None:
+    env = env_of(config, env_id)
+    if env is None:
         return form_of(config.model)
-    envs = (*train_envs(games), *eval_envs(games))
-    env = next((env for env in envs if env.id == env_id), envs[0])
     return env.asked(PolicyRef(uid=policy, kind="checkpoint", name=policy))
+
+
+def env_of(config: PolicyConfig, env_id: str | None = None) -> EnvSpec | None:
+    """The run's environment of this id, or its first one; None where it has no games."""
+    if (games := config.games) is None:
+        return None
+    envs = (*train_envs(games), *eval_envs(games))
+    return next((env for env in envs if env.id == env_id), envs[0])

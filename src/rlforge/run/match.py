@@ -15,6 +15,7 @@ from rlforge.config.schema import GamesConfig, PolicyConfig
 from rlforge.errors import ConfigError, check_type
 from rlforge.games.actions import extract
 from rlforge.games.base import View
+from rlforge.games.orientation import Shown, shown
 from rlforge.games.players import make_player
 from rlforge.games.registry import check_env
 from rlforge.league.names import parse_opponent
@@ -22,7 +23,7 @@ from rlforge.local.policies import RESULT, find_policy, seat_policies, start_eng
 from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.rollout import episode
 from rlforge.rollout.episode import AtSeat
-from rlforge.rollout.lineup import asked_as, check_plays, env_named
+from rlforge.rollout.lineup import asked_as, check_plays, env_named, env_of
 from rlforge.rollout.policies import Act, Acting, SeatPolicies
 from rlforge.rollout.schedule import line_up
 from rlforge.show.replay import turns
@@ -91,8 +92,9 @@ class Policy:
                 player_id=0, observation=observation, board=observation, legal_actions=legal
             )
         completion = wait_for(self.answer(view, env=env, temperature=temperature, seed=seed))
-        form = asked_as(self.config, env)
-        return extract(form.extraction, completion.text, view.legal_actions).action
+        form, asked = asked_as(self.config, env), self._shown(view, env)
+        found = extract(form.extraction, completion.text, asked.view.legal_actions)
+        return asked.played(found.action)
 
     async def answer(
         self,
@@ -102,11 +104,20 @@ class Policy:
         temperature: float | None = None,
         seed: int | None = None,
     ) -> Completion:
-        """The whole answer, with its tokens and log-probs; see ``act``."""
+        """The whole answer, with its tokens and log-probs; see ``act``.
+
+        With ``env.canonical`` it names the action in the orientation that the model is shown.
+        """
         form = asked_as(self.config, env)
         seat = Seat(player_id=view.player_id, policy=self.ref, trained=False, form=form)
         seed = random.getrandbits(63) if seed is None else seed
-        return await self._seats.at_seat(seat, EnvSpec(id=""), temperature).answer(view, seed)
+        return await self._seats.at_seat(seat, EnvSpec(id=""), temperature).answer(
+            self._shown(view, env).view, seed
+        )
+
+    def _shown(self, view: View, env: str | None) -> Shown:
+        spec = env_of(self.config, env)
+        return Shown(view=view) if spec is None else shown(spec, view)
 
     def close(self) -> None:
         """Release the model."""

@@ -12,6 +12,7 @@ from rlforge.continuous.serving.records import PROBE_TOKENS, PROBES, PairedOutco
 from rlforge.engines.base import Engine
 from rlforge.errors import DeploymentError
 from rlforge.games.base import View
+from rlforge.games.orientation import shown
 from rlforge.games.prompts import Prompter
 from rlforge.games.registry import make_game
 from rlforge.league.names import parse_opponent
@@ -92,7 +93,7 @@ def game_probes(
     probes = []
     for index in range(PROBES):
         env = envs[index % len(envs)]
-        view = _position(env, draw)
+        view = shown(env, _position(env, draw)).view
         _, ids = prompter.encode(env.form, view)
         probes.append(
             Probe(

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlforge.config.schema import PolicyConfig
 from rlforge.errors import ConfigError, RunError
+from rlforge.games.orientation import shown
 from rlforge.games.prompts import Prompter
 from rlforge.lab.exact.tree import ExactGame, Table, exact_game
 from rlforge.record.results import ExactResult
@@ -60,9 +61,10 @@ class Questions:
         #: Of each answer the key of its decision, and its action.
         self.owners: list[tuple[str, str]] = []
         for decision in self.game.decisions:
-            _, prompt = prompter.encode(env.form, decision.view)
+            asked = shown(env, decision.view)
+            _, prompt = prompter.encode(env.form, asked.view)
             for action in decision.view.legal_actions or ():
-                for tokens in legal.answers(env.form.extraction, action):
+                for tokens in legal.answers(env.form.extraction, asked.said(action)):
                     self.answers.append(Answer(prompt=prompt, tokens=tokens))
                     self.owners.append((decision.key, action))
 
