@@ -143,6 +143,12 @@ class Endpoint:
         return f"{self.provider}:{self.model} at {where}"
 
 
+def _given(response: Any) -> object:
+    """The fields that a server has set, of a response of the client library."""
+    dump = getattr(response, "model_dump_json", None)
+    return response if dump is None else dump(exclude_unset=True)
+
+
 def _shown(content: object) -> str:
     """At most 200 characters of ``content``, on one line and without keys."""
     text = " ".join(str(content).split())
@@ -300,7 +306,7 @@ class ChatClient:
             text, finish = choice.message.content, choice.finish_reason
             declined = getattr(choice.message, "refusal", None)
         except (AttributeError, LookupError, TypeError) as error:
-            message = f"{endpoint} gave an answer without choices: {_shown(response)}"
+            message = f"{endpoint} gave an answer without choices: {_shown(_given(response))}"
             if _TOO_LONG.search(str(response)):  # LM Studio answers with status 200
                 raise ChatTooLongError(message, "rejected") from error
             raise ChatError(message, "unusable") from error

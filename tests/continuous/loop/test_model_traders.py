@@ -35,6 +35,10 @@ class Handler(ChatHandler):
         if self.server.mood == "small":
             self.send(400, {"error": {"message": "context length exceeded"}})
             return
+        ticks = vars(self.server).get("refused_ticks", ())
+        if (tries - 1) // 2 in ticks:
+            self.send(400, {"error": {"message": "kettle is cold"}})
+            return
         if self.server.mood == "broken" or 0 < self.server.good_after < tries:
             self.send(500, {"error": {"message": "boiler burst"}}, retry_after_ms="1")
             return
@@ -115,7 +119,19 @@ def test_a_server_that_fails_later_costs_decisions_and_not_the_run(config, execu
     assert len(silent) == api()["players"][0]["failed"] == 8
     assert all("boiler burst" in one.metadata.reasoning for one in silent)
     said = capfd.readouterr().err
-    assert said.count("openai:rival-2.5 does nothing until it answers again") == 1
+    assert said.count("openai:rival-2.5 does nothing where it does not answer") == 1
+
+
+@pytest.mark.parametrize(("refused_ticks", "again"), [((1, 3, 5), 0), ((1,), 1), ((), 0)])
+def test_a_server_that_fails_now_and_then_is_named_once_until_it_answers_steadily(
+    config, execute, server, capfd, refused_ticks, again
+):
+    server.refused_ticks = refused_ticks
+    execute(config())
+    assert api()["players"][0]["failed"] == 2 * len(refused_ticks)
+    said = capfd.readouterr().err
+    assert said.count("kettle is cold; openai:rival-2.5 does nothing") == min(len(refused_ticks), 1)
+    assert said.count("openai:rival-2.5 answers again") == again
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,9 @@ def deploy(
     from rlforge.continuous.serving.client import ask_admin, running_at, stage, state_folder
     from rlforge.continuous.serving.validation import find_source
 
+    # At an address the paths are those of the service's machine.
+    if url is None and not adapter.exists():
+        raise ConfigError(f"there is no folder {adapter}; give a run or an adapter")
     if (adapter / "config.yaml").is_file():
         say_result(adapter, checkpoint)
     folder = state_folder(state, adapter)

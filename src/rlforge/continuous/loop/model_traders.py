@@ -64,6 +64,11 @@ class _LocalTrader:
         return dataclasses.replace(answer, prompt_token_ids=(), token_ids=(), logprobs=())
 
 
+#: Ticks in a row in which a model has to answer before it is said to answer again: one that fails
+#: now and then would be named with every tick.
+_STEADY_TICKS = 3
+
+
 class ModelTraders:
     """The models of ``market.traders`` by their names, and the accounts of those behind APIs."""
 
@@ -74,8 +79,8 @@ class ModelTraders:
         # Money stays spent, whatever window a run goes on from.
         file = RunPaths(root=context.run_dir).api
         self._spending = ApiSpending(config.traders.api, file, keys=_KEYS)
-        #: Models that gave no answer in the last tick.
-        self._silent: set[str] = set()
+        #: Models of which it was said that they do nothing, and ticks since in which they answered.
+        self._silent: dict[str, int] = {}
         #: The newest error of each since the last account.
         self._errors: dict[str, str] = {}
         self._closed = False
@@ -126,12 +131,16 @@ class ModelTraders:
         name, silent = taken.uid, taken.failed == taken.requests
         # Requests that a signal has ended have none.
         why = self._errors.pop(name, None)
-        if silent and why and name not in self._silent:
-            self._silent.add(name)
-            self._context.note(f"{why}; {name} does nothing until it answers again")
-        elif not silent and name in self._silent:
-            self._silent.remove(name)
-            self._context.note(f"{name} answers again")
+        if silent:
+            if why and name not in self._silent:
+                self._context.note(f"{why}; {name} does nothing where it does not answer")
+            if why or name in self._silent:
+                self._silent[name] = 0
+        elif name in self._silent:
+            self._silent[name] += 1
+            if self._silent[name] == _STEADY_TICKS:
+                del self._silent[name]
+                self._context.note(f"{name} answers again")
 
     async def close(self) -> None:
         self.account()
